@@ -1,6 +1,6 @@
 // Speed of the draft and score roles through the C ABI, with the time of each phase, and the whole long-prompt path
 // (score, then prefill of what is kept) against a full prefill of the target.
-//   roles_bench MODELS_DIR [draft|score|all] [threads]
+//   roles_bench MODELS_DIR [draft|score|joint|all] [threads]
 // MODELS_DIR holds tandem-tiny-{target-q4_k_m,draft-q8_0,prefill-q8_0}.gguf.
 #include <algorithm>
 #include <chrono>
@@ -21,14 +21,15 @@ double now() {
 
 struct Engine {
   tnd_engine* e = nullptr;
-  Engine(uint32_t role, const std::string& model, const std::string& tables, int32_t context, int32_t threads) {
+  Engine(uint32_t role, const std::string& model, const std::string& tables, int32_t context, int32_t threads,
+         int32_t sequences = 1) {
     tnd_open_options o{};
     o.struct_size = sizeof o;
     o.role = role;
     o.model_path = model.c_str();
     o.tables_path = tables.empty() ? nullptr : tables.c_str();
     o.threads = threads;
-    o.max_sequences = 1;
+    o.max_sequences = sequences;
     o.max_context = context;
     o.kv_type_k = o.kv_type_v = TND_KV_DEFAULT;
     o.max_top_k = 8;
@@ -93,7 +94,8 @@ void bench_draft(const std::string& dir, int32_t threads) {
     const double t0 = now();
     const int32_t from = n;
     for (; n < context; n += std::min(512, context - n)) {
-      d.check(tnd_draft_append(d.e, seq, n, std::min(512, context - n), TND_FEATURE_RAW_F32, features.data()));
+      const tnd_feature_rows piece{seq, n, std::min(512, context - n), TND_FEATURE_RAW_F32, features.data()};
+      d.check(tnd_draft_append(d.e, &piece, 1));
     }
     std::printf("draft: append to %d in pieces of 512: %.1f us a row\n", context,
                 (now() - t0) * 1e6 / (context - from));
@@ -116,11 +118,47 @@ void bench_draft(const std::string& dir, int32_t threads) {
     double best = 1e9;
     for (int i = 0; i < reps; i++) {
       const double t = now();
-      d.check(tnd_draft_append(d.e, seq, n, rows, TND_FEATURE_RAW_F32, features.data()));
+      const tnd_feature_rows piece{seq, n, rows, TND_FEATURE_RAW_F32, features.data()};
+      d.check(tnd_draft_append(d.e, &piece, 1));
       best = std::min(best, now() - t);
       d.check(tnd_sequence_truncate(d.e, seq, n));
     }
     std::printf("draft: append %d rows: %.0f us, %.1f a row\n", rows, best * 1e6, best * 1e6 / rows);
+  }
+}
+
+// Appends of a few rows to several sequences, in one call and in calls of their own.
+void bench_appends(const std::string& dir, int32_t threads) {
+  constexpr int kMost = 8;
+  Engine d(TND_ROLE_DRAFT, dir + "/tandem-tiny-draft-q8_0.gguf", dir + "/tandem-tiny-target-q4_k_m.gguf", 1024, threads,
+           kMost);
+  tnd_info info{};
+  info.struct_size = sizeof info;
+  d.check(tnd_get_info(d.e, &info));
+  const std::vector<float> features(size_t(64) * info.feature_raw, 0.5f);
+  int32_t sequences[kMost];
+  for (int32_t& s : sequences) d.check(tnd_sequence_create(d.e, &s));
+  for (const int32_t rows : {1, 4, 9}) {
+    for (const int n : {1, 2, 4, kMost}) {
+      std::vector<tnd_feature_rows> pieces;
+      for (int i = 0; i < n; i++) pieces.push_back({sequences[i], 0, rows, TND_FEATURE_RAW_F32, features.data()});
+      double joint = 1e9, apart = 1e9;
+      const auto clear = [&] {
+        for (int i = 0; i < n; i++) d.check(tnd_sequence_truncate(d.e, sequences[i], 0));
+      };
+      for (int rep = 0; rep < 60; rep++) {
+        double t = now();
+        d.check(tnd_draft_append(d.e, pieces.data(), n));
+        joint = std::min(joint, now() - t);
+        clear();
+        t = now();
+        for (const tnd_feature_rows& piece : pieces) d.check(tnd_draft_append(d.e, &piece, 1));
+        apart = std::min(apart, now() - t);
+        clear();
+      }
+      std::printf("draft: append %d rows to each of %d sequences: %.0f us in one call, %.0f in %d\n", rows, n,
+                  joint * 1e6, apart * 1e6, n);
+    }
   }
 }
 
@@ -148,6 +186,31 @@ double prefill(const Engine& t, int32_t seq, const std::vector<int32_t>& ids) {
   return now() - t0;
 }
 
+// What a token costs in prompts of several lengths: whether joining short prompts into one pass could pay.
+void bench_lengths(const std::string& dir, int32_t threads) {
+  Engine s(TND_ROLE_SCORE, dir + "/tandem-tiny-prefill-q8_0.gguf", "", 20000, threads);
+  for (const int n : {64, 256, 1024, 2048}) {
+    const auto ids = tokens(n);
+    const int count = 4096 / n;
+    std::vector<std::vector<float>> scores(size_t(count), std::vector<float>(ids.size()));
+    std::vector<int32_t> query;
+    for (int i = 0; i < 8; i++) query.push_back(n - 24 + i);
+    std::vector<tnd_score_prompt> prompts;
+    for (auto& out : scores) prompts.push_back({ids.data(), query.data(), out.data(), n, 8});
+    double joint = 1e9, apart = 1e9;
+    for (int rep = 0; rep < 5; rep++) {
+      double t = now();
+      s.check(tnd_score(s.e, prompts.data(), count, 0, nullptr, nullptr));
+      joint = std::min(joint, now() - t);
+      t = now();
+      for (const tnd_score_prompt& p : prompts) s.check(tnd_score(s.e, &p, 1, 0, nullptr, nullptr));
+      apart = std::min(apart, now() - t);
+    }
+    std::printf("score: %d prompts of %d: %.1f us a token in one call, %.1f in %d\n", count, n, joint * 1e6 / 4096,
+                apart * 1e6 / 4096, count);
+  }
+}
+
 void bench_score(const std::string& dir, int32_t threads) {
   Engine s(TND_ROLE_SCORE, dir + "/tandem-tiny-prefill-q8_0.gguf", "", 20000, threads);
   Engine t(TND_ROLE_TARGET, dir + "/tandem-tiny-target-q4_k_m.gguf", "", 20000, threads);
@@ -160,7 +223,8 @@ void bench_score(const std::string& dir, int32_t threads) {
     for (int i = 0; i < 8; i++) query.push_back(n - 24 + i);
     auto before = s.stats();
     const double t0 = now();
-    s.check(tnd_score(s.e, ids.data(), n, query.data(), 8, 0, scores.data()));
+    const tnd_score_prompt prompt{ids.data(), query.data(), scores.data(), n, 8};
+    s.check(tnd_score(s.e, &prompt, 1, 0, nullptr, nullptr));
     const double score = now() - t0;
     std::printf("score: %d tokens: %.3f s, %.0f tokens/s\n", n, score, n / score);
     print_phases(before, s.stats(), 1);
@@ -183,7 +247,11 @@ int main(int argc, char** argv) {
   }
   const std::string what = argc > 2 ? argv[2] : "all";
   const int32_t threads = argc > 3 ? std::atoi(argv[3]) : 2;
-  if (what != "score") bench_draft(argv[1], threads);
-  if (what != "draft") bench_score(argv[1], threads);
+  if (what == "draft" || what == "all") bench_draft(argv[1], threads);
+  if (what == "score" || what == "all") bench_score(argv[1], threads);
+  if (what == "joint" || what == "all") {
+    bench_appends(argv[1], threads);
+    bench_lengths(argv[1], threads);
+  }
   return 0;
 }

@@ -384,7 +384,8 @@ class Drafter {
   // ms.
   double append(int n, const uint16_t* features) {
     const double start = now_ms();
-    check(e_, tnd_draft_append(e_, sequence_, length_, n, TND_FEATURE_FUSED_BF16, features), "append");
+    const tnd_feature_rows piece{sequence_, length_, n, TND_FEATURE_FUSED_BF16, features};
+    check(e_, tnd_draft_append(e_, &piece, 1), "append");
     length_ += n;
     return now_ms() - start;
   }
@@ -544,8 +545,8 @@ void run_score(const Options& o, const Rates& rates) {
     std::vector<float> scores(ids.size());
     const auto run = [&] {
       const double start = now_ms();
-      check(e, tnd_score(e, ids.data(), n, query.data(), static_cast<int32_t>(query.size()), 0, scores.data()),
-            "score");
+      const tnd_score_prompt prompt{ids.data(), query.data(), scores.data(), n, static_cast<int32_t>(query.size())};
+      check(e, tnd_score(e, &prompt, 1, 0, nullptr, nullptr), "score");
       return now_ms() - start;
     };
     run();

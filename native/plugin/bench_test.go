@@ -15,8 +15,8 @@ func TestLibraryStepAllocations(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := lib.Open(t.Context(), engine.OpenOptions{
-		Role: engine.RoleTarget, ModelPath: models.Target, Threads: 2, MaxSequences: 1, MaxContext: 512,
+	e, err := lib.OpenTarget(t.Context(), engine.OpenOptions{
+		ModelPath: models.Target, Threads: 2, MaxSequences: 1, MaxContext: 512,
 		KVTypeK: engine.KVDefault, KVTypeV: engine.KVDefault,
 	}, nil)
 	if err != nil {

@@ -50,11 +50,20 @@ func (i *infoCmd) Run(c *cli) error {
 
 func (i *infoCmd) open(lib *native.Library, d *description) error {
 	ctx := context.Background()
-	role := map[string]engine.Role{"target": engine.RoleTarget, "draft": engine.RoleDraft, "score": engine.RoleScore}[i.Role]
-	e, err := lib.Open(ctx, engine.OpenOptions{
-		Role: role, ModelPath: i.Model, TablesPath: i.Tables, Device: i.Device, MaxSequences: 1,
+	options := engine.OpenOptions{
+		ModelPath: i.Model, TablesPath: i.Tables, Device: i.Device, MaxSequences: 1,
 		KVTypeK: engine.KVDefault, KVTypeV: engine.KVDefault,
-	}, nil)
+	}
+	var e engine.Engine
+	var err error
+	switch i.Role {
+	case "draft":
+		e, err = lib.OpenDraft(ctx, options, nil)
+	case "score":
+		e, err = lib.OpenScorer(ctx, options, nil)
+	default:
+		e, err = lib.OpenTarget(ctx, options, nil)
+	}
 	if err != nil {
 		return fmt.Errorf("open %s: %w", i.Model, err)
 	}

@@ -81,9 +81,36 @@ type opener struct {
 	log native.LogFunc
 }
 
-// Open implements engine.Opener.
-func (o opener) Open(ctx context.Context, options engine.OpenOptions, progress engine.Progress) (engine.Engine, error) {
-	path, err := o.cli.library(options.Device)
+// OpenTarget implements engine.Opener, as do the methods below.
+func (o opener) OpenTarget(ctx context.Context, options engine.OpenOptions, p engine.Progress) (engine.Target, error) {
+	lib, err := o.load(options.Device)
+	if err != nil {
+		return nil, err
+	}
+	return lib.OpenTarget(ctx, options, p)
+}
+
+// OpenDraft opens a draft.
+func (o opener) OpenDraft(ctx context.Context, options engine.OpenOptions, p engine.Progress) (engine.Draft, error) {
+	lib, err := o.load(options.Device)
+	if err != nil {
+		return nil, err
+	}
+	return lib.OpenDraft(ctx, options, p)
+}
+
+// OpenScorer opens a scorer.
+func (o opener) OpenScorer(ctx context.Context, options engine.OpenOptions, p engine.Progress) (engine.Scorer, error) {
+	lib, err := o.load(options.Device)
+	if err != nil {
+		return nil, err
+	}
+	return lib.OpenScorer(ctx, options, p)
+}
+
+// load loads the library of a device.
+func (o opener) load(device string) (*native.Library, error) {
+	path, err := o.cli.library(device)
 	if err != nil {
 		return nil, rpcerr.InvalidArgument("device", "%v", err)
 	}
@@ -91,7 +118,7 @@ func (o opener) Open(ctx context.Context, options engine.OpenOptions, progress e
 	if err != nil {
 		return nil, rpcerr.InvalidArgument("device", "%v", err)
 	}
-	return lib.Open(ctx, options, progress)
+	return lib, nil
 }
 
 // nativeLog passes lines of the library on.

@@ -108,7 +108,8 @@ struct Pair {
     return out;
   }
   void append(int32_t position, int32_t n) {
-    CALL(draft, tnd_draft_append(draft.e, dseq, position, n, TND_FEATURE_RAW_BF16, features.data()));
+    const tnd_feature_rows piece{dseq, position, n, TND_FEATURE_RAW_BF16, features.data()};
+    CALL(draft, tnd_draft_append(draft.e, &piece, 1));
   }
   // Reads a prompt into both; returns the first token.
   int32_t prefill(const std::vector<int32_t>& ids) {
@@ -299,7 +300,8 @@ TEST(fused_features_equal_raw) {
     step.feature_encoding = encoding;
     CALL(p.target, tnd_step_run(p.target.e, &step));
     CALL(p.draft, tnd_sequence_truncate(p.draft.e, p.dseq, 0));
-    CALL(p.draft, tnd_draft_append(p.draft.e, p.dseq, 0, n, encoding, f.data()));
+    const tnd_feature_rows piece{p.dseq, 0, n, encoding, f.data()};
+    CALL(p.draft, tnd_draft_append(p.draft.e, &piece, 1));
     const tnd_draft_request r{p.dseq, 77, n, kBlock, 8, 1.0f};
     CALL(p.draft, tnd_draft_propose(p.draft.e, &r, 1, ids.data(), logprobs.data()));
     if (first.empty()) first = ids, first_logprobs = logprobs;

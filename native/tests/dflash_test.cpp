@@ -185,7 +185,7 @@ struct Engine {
   std::unique_ptr<Backend> backend;
   std::atomic<bool> cancel{false};
   Stats stats;
-  std::unique_ptr<Role> role;
+  std::unique_ptr<DraftEngine> role;
   std::vector<std::string> warnings;
   Status status;
   int stride = 0;
@@ -219,6 +219,10 @@ struct Engine {
     CHECK_OK(role->sequence_create(&s));
     return s;
   }
+  Status append(int32_t s, int32_t position, int32_t n, int32_t encoding, const void* features) {
+    const tnd_feature_rows piece{s, position, n, encoding, features};
+    return role->append(std::span<const tnd_feature_rows>(&piece, 1));
+  }
   struct Top {
     std::vector<int32_t> ids;
     std::vector<float> logprobs;
@@ -227,7 +231,7 @@ struct Engine {
     Top t;
     t.ids.resize(r.size() * size_t(info.block_size - 1) * stride);
     t.logprobs.resize(t.ids.size());
-    CHECK_OK(role->draft_propose(r, t.ids.data(), t.logprobs.data()));
+    CHECK_OK(role->propose(r, t.ids.data(), t.logprobs.data()));
     return t;
   }
 };
@@ -282,7 +286,7 @@ TEST(dialects_agree) {
     CHECK_EQ(e.info.mask_token, 7);
     const int32_t q = e.sequence();
     const auto f = random_features(20, e.info.feature_raw, 1);
-    CHECK_OK(e.role->draft_append(q, 0, 20, TND_FEATURE_RAW_F32, f.data()));
+    CHECK_OK(e.append(q, 0, 20, TND_FEATURE_RAW_F32, f.data()));
     const auto t = e.propose({{q, 3, 20, 8, 8, 1.0f}});
     if (first.ids.empty()) first = t;
     CHECK(same(first, t));
@@ -353,7 +357,7 @@ TEST(safetensors_agree_with_gguf) {
     std::vector<Engine::Top> tops;
     for (Engine* e : {&a, &b}) {
       const int32_t q = e->sequence();
-      CHECK_OK(e->role->draft_append(q, 0, 40, TND_FEATURE_RAW_F32, f.data()));
+      CHECK_OK(e->append(q, 0, 40, TND_FEATURE_RAW_F32, f.data()));
       tops.push_back(e->propose({{q, 3, 40, 8, 8, 1.0f}}));
     }
     CHECK(same(tops[0], tops[1]));
@@ -546,23 +550,89 @@ TEST(incremental_equals_whole) {
     auto f = random_features(n, e.info.feature_raw, 2);
     for (float& x : f) x = bf16_to_f32(f32_to_bf16(x));
     const int32_t a = e.sequence(), b = e.sequence();
-    CHECK_OK(e.role->draft_append(a, 0, n, TND_FEATURE_RAW_F32, f.data()));
+    CHECK_OK(e.append(a, 0, n, TND_FEATURE_RAW_F32, f.data()));
     std::vector<uint16_t> half(f.size());
     for (size_t i = 0; i < f.size(); i++) half[i] = f32_to_bf16(f[i]);
     for (int i = 0; i < n; i++) {
-      CHECK_OK(e.role->draft_append(b, i, 1, TND_FEATURE_RAW_BF16, half.data() + size_t(i) * e.info.feature_raw));
+      CHECK_OK(e.append(b, i, 1, TND_FEATURE_RAW_BF16, half.data() + size_t(i) * e.info.feature_raw));
       if (i % 9 == 0) e.propose({{b, 1, i + 1, 8, 4, 1.0f}});  // a block leaves nothing behind
     }
     const auto x = e.propose({{a, 3, n, 8, 8, 1.0f}});
     CHECK(same(x, e.propose({{b, 3, n, 8, 8, 1.0f}})));
     // Truncate and append again.
     CHECK_OK(e.role->sequence_truncate(b, 33));
-    CHECK_OK(e.role->draft_append(b, 33, n - 33, TND_FEATURE_RAW_F32, f.data() + 33 * size_t(e.info.feature_raw)));
+    CHECK_OK(e.append(b, 33, n - 33, TND_FEATURE_RAW_F32, f.data() + 33 * size_t(e.info.feature_raw)));
     CHECK(same(x, e.propose({{b, 3, n, 8, 8, 1.0f}})));
-    CHECK_EQ(e.role->draft_append(b, n + 1, 1, TND_FEATURE_RAW_F32, f.data()).code(), TND_FAILED_PRECONDITION);
-    CHECK_EQ(e.role->draft_append(b, n, 500, TND_FEATURE_RAW_F32, f.data()).code(), TND_RESOURCE_EXHAUSTED);
-    CHECK_EQ(e.role->draft_append(b, n, 1, 9, f.data()).code(), TND_INVALID_ARGUMENT);
+    CHECK_EQ(e.append(b, n + 1, 1, TND_FEATURE_RAW_F32, f.data()).code(), TND_FAILED_PRECONDITION);
+    CHECK_EQ(e.append(b, n, 500, TND_FEATURE_RAW_F32, f.data()).code(), TND_RESOURCE_EXHAUSTED);
+    CHECK_EQ(e.append(b, n, 1, 9, f.data()).code(), TND_INVALID_ARGUMENT);
   }
+}
+
+// Pieces of several sequences in one call have the bits of single calls, whatever their lengths and encodings, and
+// whether they fit into one pass: lengths around the border to the contract of prompts, several pieces of a sequence.
+TEST(appends_of_several_sequences) {
+  Spec s;
+  TempFile tables(table_file(s).bytes()), file(draft_file(s, 5).bytes());
+  constexpr int kSequences = 5, kRows = 420;
+  Engine joint(file.path, tables.path, kSequences, 1024, 1, 8, 200),
+      alone(file.path, tables.path, kSequences, 1024, 1, 8, 200);
+  CHECK_OK(joint.status);
+  CHECK_OK(alone.status);
+  if (!joint.status.ok() || !alone.status.ok()) return;
+  const int32_t raw = joint.info.feature_raw, fused = joint.info.feature_fused;
+  std::vector<std::vector<float>> wide;
+  std::vector<std::vector<uint16_t>> half;
+  std::vector<int32_t> sequences, lengths(kSequences, 0);
+  for (int i = 0; i < kSequences; i++) {
+    sequences.push_back(joint.sequence());
+    CHECK_EQ(alone.sequence(), sequences.back());
+    wide.push_back(random_features(kRows, raw, 40 + i));
+    half.emplace_back();
+    for (float x : wide.back()) half.back().push_back(f32_to_bf16(x));
+  }
+  const int sizes[] = {0, 1, 5, 63, 64, 65, 66, 130, 200, 201};
+  test::Rng rng(3);
+  for (int call = 0; call < 12; call++) {
+    std::vector<tnd_feature_rows> pieces;
+    std::vector<int32_t> next = lengths;
+    for (int k = 0; k < 2 * kSequences; k++) {
+      const auto i = static_cast<size_t>(rng.below(kSequences));
+      const int32_t n = std::min(sizes[rng.below(10)], kRows - next[i]);
+      const int32_t encoding = 1 + static_cast<int32_t>(rng.below(4));
+      const auto from = static_cast<size_t>(next[i]) * static_cast<size_t>(fused_features(encoding) ? fused : raw);
+      const void* data =
+          bf16_features(encoding) ? static_cast<const void*>(half[i].data() + from) : wide[i].data() + from;
+      pieces.push_back({sequences[i], next[i], n, encoding, data});
+      next[i] += n;
+    }
+    // One that is refused leaves the others as they were.
+    std::vector<tnd_feature_rows> wrong = pieces;
+    wrong.push_back({sequences[0], next[0] + 1, 1, TND_FEATURE_RAW_F32, wide[0].data()});
+    CHECK_EQ(joint.role->append(wrong).code(), TND_FAILED_PRECONDITION);
+    int32_t length = 0;
+    for (size_t i = 0; i < kSequences; i++) {
+      CHECK_OK(joint.role->sequence_length(sequences[i], &length));
+      CHECK_EQ(length, lengths[i]);
+    }
+    CHECK_OK(joint.role->append(pieces));
+    for (const tnd_feature_rows& p : pieces)
+      CHECK_OK(alone.append(p.sequence, p.position, p.n_rows, p.encoding, p.features));
+    lengths = next;
+    for (const int32_t q : sequences) {
+      uint64_t a = 0, b = 0;
+      CHECK_OK(joint.role->export_size(q, &a));
+      CHECK_OK(alone.role->export_size(q, &b));
+      CHECK_EQ(a, b);
+      std::vector<uint8_t> x(a), y(b);
+      CHECK_OK(joint.role->export_to(q, x.data(), a));
+      CHECK_OK(alone.role->export_to(q, y.data(), b));
+      CHECK(x == y);
+    }
+  }
+  std::vector<tnd_draft_request> r;
+  for (size_t i = 0; i < kSequences; i++) r.push_back({sequences[i], 7, lengths[i], 8, 4, 1.0f});
+  CHECK(same(joint.propose(r), alone.propose(r)));
 }
 
 // Several requests in one call give the bits of single calls; shorter blocks fill less.
@@ -577,7 +647,7 @@ TEST(batched_requests) {
     const int32_t q = e.sequence();
     const int n = 5 + 40 * i;
     const auto f = random_features(n, e.info.feature_raw, 10 + i);
-    CHECK_OK(e.role->draft_append(q, 0, n, TND_FEATURE_RAW_F32, f.data()));
+    CHECK_OK(e.append(q, 0, n, TND_FEATURE_RAW_F32, f.data()));
     r.push_back({q, 20 + i, n, 8 - 2 * i, 8 - i, 0.5f + i});
   }
   const auto all = e.propose(r);
@@ -591,7 +661,7 @@ TEST(batched_requests) {
       CHECK_EQ(one.ids[j] >= 0, pos < r[i].block - 1 && rank < r[i].top_k);
     }
   }
-  CHECK_EQ(e.role->draft_propose(std::vector{r[0], r[0]}, nullptr, nullptr).code(), TND_INVALID_ARGUMENT);
+  CHECK_EQ(e.role->propose(std::vector{r[0], r[0]}, nullptr, nullptr).code(), TND_INVALID_ARGUMENT);
 }
 
 // Section 11 tests 3 to 5: shifting all positions, the order of MASK rows, and causal sliding blocks.
@@ -605,7 +675,7 @@ TEST(positions_and_masks) {
     const auto a = e.propose({{q, 3, 0, 8, 8, 1.0f}}), b = e.propose({{q, 3, 300, 8, 8, 1.0f}});
     CHECK_MSG(max_diff(a, b) < 2e-4f, std::to_string(max_diff(a, b)));
     const auto f = random_features(4, e.info.feature_raw, 7);
-    CHECK_OK(e.role->draft_append(q, 0, 4, TND_FEATURE_RAW_F32, f.data()));
+    CHECK_OK(e.append(q, 0, 4, TND_FEATURE_RAW_F32, f.data()));
     const auto near = e.propose({{q, 3, 4, 8, 8, 1.0f}}), far = e.propose({{q, 3, 200, 8, 8, 1.0f}});
     CHECK(max_diff(near, far) > 1e-3f);
     // Block length changes a full layer's rows, since every row sees the whole block.
@@ -622,7 +692,7 @@ TEST(positions_and_masks) {
     const int32_t q = e.sequence(), p = e.sequence();
     const int n = 40;
     auto f = random_features(n, e.info.feature_raw, 8);
-    CHECK_OK(e.role->draft_append(q, 0, n, TND_FEATURE_RAW_F32, f.data()));
+    CHECK_OK(e.append(q, 0, n, TND_FEATURE_RAW_F32, f.data()));
     const auto whole = e.propose({{q, 3, n, 8, 8, 1.0f}}), part = e.propose({{q, 3, n, 4, 8, 1.0f}});
     for (int i = 0; i < 3 * e.stride; i++) CHECK_EQ(whole.logprobs[i], part.logprobs[i]);
     // Row j sees context p >= n + j - 9: changing row n-9 moves row 0 alone of each layer. Row 1's candidates depend on
@@ -633,12 +703,12 @@ TEST(positions_and_masks) {
     Engine o(single.path, tables.path);
     CHECK_OK(o.status);
     const int32_t u = o.sequence(), v = o.sequence();
-    CHECK_OK(o.role->draft_append(u, 0, n, TND_FEATURE_RAW_F32, f.data()));
+    CHECK_OK(o.append(u, 0, n, TND_FEATURE_RAW_F32, f.data()));
     for (int row : {n - 9 + 0, n - 9 + 1, n - 9 + 4}) {
       auto g = f;
       for (int i = 0; i < o.info.feature_raw; i++) g[size_t(row) * o.info.feature_raw + i] += 1.0f;
       CHECK_OK(o.role->sequence_truncate(v, 0));
-      CHECK_OK(o.role->draft_append(v, 0, n, TND_FEATURE_RAW_F32, g.data()));
+      CHECK_OK(o.append(v, 0, n, TND_FEATURE_RAW_F32, g.data()));
       const auto a = o.propose({{u, 3, n, 8, 8, 1.0f}}), b = o.propose({{v, 3, n, 8, 8, 1.0f}});
       for (int j = 1; j < 8; j++) {
         const bool sees = row >= n + j - 9;
@@ -657,9 +727,9 @@ TEST(feature_order_matters) {
   Engine e(file.path, tables.path);
   const int32_t a = e.sequence(), b = e.sequence();
   auto f = random_features(3, e.info.feature_raw, 8);
-  CHECK_OK(e.role->draft_append(a, 0, 3, TND_FEATURE_RAW_F32, f.data()));
+  CHECK_OK(e.append(a, 0, 3, TND_FEATURE_RAW_F32, f.data()));
   for (int r = 0; r < 3; r++) std::rotate(&f[r * 128], &f[r * 128 + 64], f.data() + r * 128 + 128);
-  CHECK_OK(e.role->draft_append(b, 0, 3, TND_FEATURE_RAW_F32, f.data()));
+  CHECK_OK(e.append(b, 0, 3, TND_FEATURE_RAW_F32, f.data()));
   CHECK(!same(e.propose({{a, 3, 3, 8, 8, 1.0f}}), e.propose({{b, 3, 3, 8, 8, 1.0f}})));
 }
 
@@ -670,7 +740,7 @@ TEST(snapshots_and_export) {
   Engine e(file.path, tables.path), twin(file.path, tables.path), stranger(other.path, tables.path);
   const int32_t a = e.sequence();
   const auto f = random_features(60, e.info.feature_raw, 8);
-  CHECK_OK(e.role->draft_append(a, 0, 50, TND_FEATURE_RAW_F32, f.data()));
+  CHECK_OK(e.append(a, 0, 50, TND_FEATURE_RAW_F32, f.data()));
   const std::vector<tnd_draft_request> ask = {{a, 3, 50, 8, 8, 1.0f}};
   const auto want = e.propose(ask);
   int32_t snap = -1;
@@ -684,7 +754,7 @@ TEST(snapshots_and_export) {
   CHECK_EQ(e.role->export_to(a, data.data(), bytes - 1).code(), TND_INVALID_ARGUMENT);
 
   CHECK_OK(e.role->sequence_truncate(a, 5));
-  CHECK_OK(e.role->draft_append(a, 5, 50, TND_FEATURE_RAW_F32, f.data() + 3));
+  CHECK_OK(e.append(a, 5, 50, TND_FEATURE_RAW_F32, f.data() + 3));
   CHECK_OK(e.role->snapshot_restore(snap, a));
   CHECK(same(want, e.propose(ask)));
   CHECK_OK(e.role->snapshot_free(snap));
@@ -785,7 +855,7 @@ TEST(demonstration_draft_as_published) {
     if (!e.status.ok()) return;
     const auto f = random_features(40, e.info.feature_raw, 1);
     const int32_t q = e.sequence();
-    CHECK_OK(e.role->draft_append(q, 0, 40, TND_FEATURE_RAW_F32, f.data()));
+    CHECK_OK(e.append(q, 0, 40, TND_FEATURE_RAW_F32, f.data()));
     tops.push_back(e.propose({{q, 3, 40, 8, 8, 1.0f}}));
   }
   CHECK(same(tops[0], tops[1]));

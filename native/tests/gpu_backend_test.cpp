@@ -32,7 +32,7 @@ struct Demo {
   std::unique_ptr<Backend> made;
   std::atomic<bool> cancel{false};
   Stats stats;
-  std::unique_ptr<Role> role;  // nullptr when it did not open
+  std::unique_ptr<TargetEngine> role;  // nullptr when it did not open
 
   Demo(int sequences, int context, int tree_rows, int batch_rows) {
     CHECK_OK(make_backend(nullptr, 1, &made));
@@ -214,7 +214,7 @@ TEST(started_work_keeps_its_plan) {
 TEST(rounds_of_a_model_are_graphs) {
   Demo demo(1, 300, 16, 16);
   gpu::GpuBackend* const backend = demo.backend();
-  Role* const role = demo.role.get();
+  TargetEngine* const role = demo.role.get();
   REQUIRE(role != nullptr);
   int32_t sequence = -1;
   CHECK_OK(role->sequence_create(&sequence));
@@ -270,7 +270,7 @@ TEST(rounds_of_a_model_are_graphs) {
 TEST(steps_that_keep_features_are_graphs) {
   Demo demo(2, 100, 4, 8);
   gpu::GpuBackend* const backend = demo.backend();
-  Role* const role = demo.role.get();
+  TargetEngine* const role = demo.role.get();
   REQUIRE(role != nullptr);
   CHECK_OK(role->fuse_load(TND_ROOT "/models/tandem-tiny-draft-q8_0.gguf"));
   tnd_info info{};

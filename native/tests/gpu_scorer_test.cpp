@@ -201,6 +201,14 @@ TEST(ranks_of_the_demonstration_scorer) {
   CHECK_MSG(rho > 0.999, std::to_string(rho));
 }
 
+// score_one scores one prompt.
+Status score_one(ScoreEngine& role, std::span<const int32_t> ids, std::span<const int32_t> query, uint32_t flags,
+                 float* scores) {
+  const tnd_score_prompt p{ids.data(), query.data(), scores, static_cast<int32_t>(ids.size()),
+                           static_cast<int32_t>(query.size())};
+  return role.score(std::span<const tnd_score_prompt>(&p, 1), flags, nullptr, nullptr);
+}
+
 // The role opens on the device, keeps to its cap, and says what does not fit.
 TEST(role_checks_and_memory) {
   const auto file = small_model(64, Mix::kQ8_0);
@@ -215,7 +223,7 @@ TEST(role_checks_and_memory) {
   c.backend = gpu.get();
   c.cancel = &cancel;
   c.stats = &stats;
-  std::unique_ptr<Role> role;
+  std::unique_ptr<ScoreEngine> role;
   CHECK_OK(open_score(c, &role));
   REQUIRE(role != nullptr);
   std::vector<tnd_stat> memory;
@@ -224,19 +232,19 @@ TEST(role_checks_and_memory) {
   for (const tnd_stat& m : memory) total += m.value;
   const auto ids = random_ids(40, 96, 1);
   std::vector<float> scores(ids.size(), -1.0f);
-  CHECK_OK(role->score(ids, range(32, 8), 0, scores.data()));
+  CHECK_OK(score_one(*role, ids, range(32, 8), 0, scores.data()));
   for (const float s : scores) CHECK(s >= 0 && s <= 1);
-  const Status longer = role->score(random_ids(601, 96, 1), range(0, 1), 0, scores.data());
+  const Status longer = score_one(*role, random_ids(601, 96, 1), range(0, 1), 0, scores.data());
   CHECK_EQ(longer.code(), TND_RESOURCE_EXHAUSTED);
   CHECK_MSG(longer.message().find("601 tokens") != std::string::npos &&
                 longer.message().find("600 (max_context)") != std::string::npos,
             longer.message());
-  CHECK_EQ(role->score(ids, range(33, 8), 0, scores.data()).code(), TND_INVALID_ARGUMENT);
+  CHECK_EQ(score_one(*role, ids, range(33, 8), 0, scores.data()).code(), TND_INVALID_ARGUMENT);
   cancel = true;
-  CHECK_EQ(role->score(ids, range(32, 8), 0, scores.data()).code(), TND_CANCELED);
+  CHECK_EQ(score_one(*role, ids, range(32, 8), 0, scores.data()).code(), TND_CANCELED);
   cancel = false;  // what a cancelled call left behind does not reach the next one
   std::vector<float> again(ids.size());
-  CHECK_OK(role->score(ids, range(32, 8), 0, again.data()));
+  CHECK_OK(score_one(*role, ids, range(32, 8), 0, again.data()));
   CHECK(again == scores);
   role.reset();
 

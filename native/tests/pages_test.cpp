@@ -428,6 +428,71 @@ TEST(siblings_in_one_step_need_one_copy_less) {
   e.ok(tnd_snapshot_free(e.handle(), snapshot));
 }
 
+// Pieces of several draft sequences in one call keep the contract of each: those of more than kPromptRows rows that of
+// prompts, the others that of decoding.
+TEST(joint_appends_keep_the_contract_of_each_piece) {
+  tnd_open_options o{};
+  o.struct_size = sizeof o;
+  o.role = TND_ROLE_DRAFT;
+  const std::string model = TND_ROOT "/models/tandem-tiny-draft-q8_0.gguf", tables = demo_model();
+  o.model_path = model.c_str();
+  o.tables_path = tables.c_str();
+  o.threads = 2;
+  o.max_sequences = 4;
+  o.max_context = 256;
+  o.kv_type_k = o.kv_type_v = TND_KV_DEFAULT;
+  tnd_engine* e = nullptr;
+  char text[512];
+  REQUIRE(tnd_open(&o, &e, text, sizeof text) == TND_OK);
+  const auto ok = [&](tnd_status status) {
+    tnd_last_error(e, text, sizeof text);
+    CHECK_MSG(status == TND_OK, text);
+  };
+  tnd_info info{};
+  info.struct_size = sizeof info;
+  ok(tnd_get_info(e, &info));
+  Rng rng(17);
+  std::vector<float> features(static_cast<size_t>(130 * info.feature_raw));
+  for (float& f : features) f = rng.normal();
+  // States after appends of the numbers of rows to sequences of their own, in one call or in several.
+  const auto states = [&](std::vector<int32_t> rows, bool joint) {
+    std::vector<tnd_feature_rows> pieces;
+    std::vector<std::vector<uint8_t>> out;
+    for (const int32_t n : rows) {
+      pieces.push_back({0, 0, n, TND_FEATURE_RAW_F32, features.data()});
+      ok(tnd_sequence_create(e, &pieces.back().sequence));
+    }
+    for (size_t i = 0; i < (joint ? 1 : pieces.size()); ++i) {
+      ok(tnd_draft_append(e, &pieces[i], joint ? static_cast<int32_t>(pieces.size()) : 1));
+    }
+    for (const tnd_feature_rows& piece : pieces) {
+      uint64_t bytes = 0;
+      ok(tnd_sequence_export_size(e, piece.sequence, &bytes));
+      out.emplace_back(bytes);
+      ok(tnd_sequence_export(e, piece.sequence, out.back().data(), bytes));
+      ok(tnd_sequence_free(e, piece.sequence));
+    }
+    return out;
+  };
+  const std::vector<int32_t> rows = {5, 130, 9, 65};
+  CHECK(states(rows, true) == states(rows, false));
+  if (info.prompt_rows > 0) {  // the contracts differ here: the same rows in pieces of both have other bits
+    int32_t s = 0;
+    ok(tnd_sequence_create(e, &s));
+    for (int32_t at = 0; at < 65; at += 13) {
+      const tnd_feature_rows piece{s, at, 13, TND_FEATURE_RAW_F32,
+                                   features.data() + static_cast<size_t>(at * info.feature_raw)};
+      ok(tnd_draft_append(e, &piece, 1));
+    }
+    uint64_t bytes = 0;
+    ok(tnd_sequence_export_size(e, s, &bytes));
+    std::vector<uint8_t> decode(bytes);
+    ok(tnd_sequence_export(e, s, decode.data(), bytes));
+    CHECK(decode != states({65}, false)[0]);
+  }
+  tnd_close(e);
+}
+
 // Drafts share pages like targets: forks and snapshots propose the same, an append or a block of one of them changes no
 // other, and a pool without pages refuses both.
 TEST(drafts_share_pages) {
@@ -470,7 +535,8 @@ TEST(drafts_share_pages) {
   const auto append = [&](int32_t s, int32_t from, int32_t n) -> tnd_status {
     for (const int32_t end = from + n; from < end; from += 50) {
       const float* rows = features.data() + static_cast<size_t>(from) * static_cast<size_t>(info.feature_raw);
-      const tnd_status status = tnd_draft_append(e, s, from, std::min(50, end - from), TND_FEATURE_RAW_F32, rows);
+      const tnd_feature_rows piece{s, from, std::min(50, end - from), TND_FEATURE_RAW_F32, rows};
+      const tnd_status status = tnd_draft_append(e, &piece, 1);
       if (status != TND_OK) return status;
     }
     return TND_OK;

@@ -504,6 +504,14 @@ TEST(reference_logits_bf16) {
   cpu::isa_force(cpu::isa_best());
 }
 
+// score_one scores one prompt.
+Status score_one(ScoreEngine& role, std::span<const int32_t> ids, std::span<const int32_t> query, uint32_t flags,
+                 float* scores) {
+  const tnd_score_prompt p{ids.data(), query.data(), scores, static_cast<int32_t>(ids.size()),
+                           static_cast<int32_t>(query.size())};
+  return role.score(std::span<const tnd_score_prompt>(&p, 1), flags, nullptr, nullptr);
+}
+
 // The role: memory follows the cap and the error says what fits; bad arguments are named.
 TEST(role_checks_and_memory) {
   std::atomic<bool> cancel{false};
@@ -518,7 +526,7 @@ TEST(role_checks_and_memory) {
   c.backend = &backend;
   c.cancel = &cancel;
   c.stats = &stats;
-  std::unique_ptr<Role> role;
+  std::unique_ptr<ScoreEngine> role;
   CHECK_OK(open_score(c, &role));
   REQUIRE(role != nullptr);
   std::vector<tnd_stat> memory;
@@ -531,16 +539,45 @@ TEST(role_checks_and_memory) {
   CHECK_EQ(info.max_context, 20000);
   std::vector<float> scores(64);
   const auto ids = random_ids(64, 8192, 1);
-  CHECK_OK(role->score(ids, range(56, 8), 0, scores.data()));
-  CHECK_OK(role->score(ids, range(56, 8), TND_SCORE_ROTATED, scores.data()));
-  CHECK_EQ(role->score(ids, range(57, 8), 0, scores.data()).code(), TND_INVALID_ARGUMENT);
-  CHECK_EQ(role->score(ids, {}, 0, scores.data()).code(), TND_INVALID_ARGUMENT);
-  CHECK_EQ(role->score(ids, range(0, 33), 0, scores.data()).code(), TND_INVALID_ARGUMENT);
-  CHECK_EQ(role->score(ids, range(0, 8), 4, scores.data()).code(), TND_INVALID_ARGUMENT);
-  CHECK_EQ(role->score(std::vector<int32_t>{8192}, range(0, 1), 0, scores.data()).code(), TND_INVALID_ARGUMENT);
-  CHECK_EQ(role->score(random_ids(20001, 8192, 1), range(0, 1), 0, scores.data()).code(), TND_RESOURCE_EXHAUSTED);
+  CHECK_OK(score_one(*role, ids, range(56, 8), 0, scores.data()));
+  CHECK_OK(score_one(*role, ids, range(56, 8), TND_SCORE_ROTATED, scores.data()));
+  // Several prompts in one call have the scores of calls of their own, and their progress ends at all rows and layers.
+  {
+    const auto other = random_ids(40, 8192, 7);
+    const auto rows = range(56, 8), last = range(32, 8);
+    std::vector<float> a(ids.size()), b(other.size()), x(ids.size()), y(other.size());
+    CHECK_OK(score_one(*role, ids, rows, 0, a.data()));
+    CHECK_OK(score_one(*role, other, last, 0, b.data()));
+    tnd_score_prompt prompts[] = {{ids.data(), rows.data(), x.data(), static_cast<int32_t>(ids.size()), 8},
+                                  {other.data(), last.data(), y.data(), static_cast<int32_t>(other.size()), 8}};
+    struct Seen {
+      uint64_t done = 0, total = 0;
+      int calls = 0;
+    } seen;
+    const tnd_progress_fn note = [](void* user, uint64_t done, uint64_t total) {
+      Seen& s = *static_cast<Seen*>(user);
+      CHECK(done > s.done && done <= total);
+      s.done = done;
+      s.total = total;
+      ++s.calls;
+    };
+    CHECK_OK(role->score(prompts, 0, note, &seen));
+    CHECK(a == x && b == y);
+    CHECK(seen.calls >= 4 && seen.done == seen.total);
+    CHECK_EQ(seen.total % (ids.size() + other.size()), uint64_t{0});
+    prompts[1].n_query = 0;  // nothing is scored when one is refused
+    std::fill(x.begin(), x.end(), -1.0f);
+    CHECK_EQ(role->score(prompts, 0, nullptr, nullptr).code(), TND_INVALID_ARGUMENT);
+    CHECK_EQ(x[0], -1.0f);
+  }
+  CHECK_EQ(score_one(*role, ids, range(57, 8), 0, scores.data()).code(), TND_INVALID_ARGUMENT);
+  CHECK_EQ(score_one(*role, ids, {}, 0, scores.data()).code(), TND_INVALID_ARGUMENT);
+  CHECK_EQ(score_one(*role, ids, range(0, 33), 0, scores.data()).code(), TND_INVALID_ARGUMENT);
+  CHECK_EQ(score_one(*role, ids, range(0, 8), 4, scores.data()).code(), TND_INVALID_ARGUMENT);
+  CHECK_EQ(score_one(*role, std::vector<int32_t>{8192}, range(0, 1), 0, scores.data()).code(), TND_INVALID_ARGUMENT);
+  CHECK_EQ(score_one(*role, random_ids(20001, 8192, 1), range(0, 1), 0, scores.data()).code(), TND_RESOURCE_EXHAUSTED);
   cancel = true;
-  CHECK_EQ(role->score(ids, range(56, 8), 0, scores.data()).code(), TND_CANCELED);
+  CHECK_EQ(score_one(*role, ids, range(56, 8), 0, scores.data()).code(), TND_CANCELED);
   cancel = false;
   role.reset();
   // A cap that holds fewer tokens than asked for: refused with the number; unasked: taken.

@@ -1,17 +1,15 @@
-// Package engine holds the contract between workers and native engines: the Engine interface, and the Guard through which
-// workers use an engine, so that none of its sequences is lost. Package host runs engines as processes of their own, wire
-// is the codec of what crosses to them; enginefake is an engine for tests, enginetest the conformance suite that every
-// implementation passes.
+// Package engine holds the contract between workers and native engines: an interface for each role (Target, Draft,
+// Scorer), and the guards through which workers use an engine, so that none of its sequences is lost. Package host runs
+// engines as processes of their own, wire is the codec of what crosses to them; enginefake is an engine for tests,
+// enginetest the conformance suite that every implementation passes.
 //
-// The interface mirrors native/include/tandem/engine.h; that header is the reference for semantics.
+// The interfaces mirror native/include/tandem/engine.h; that header is the reference for semantics.
 //
 // Locking: an Engine takes one submitter at a time. Implementations serialise callers themselves in arrival order; a
 // caller that waits gives up when its context ends. Stats, Memory, Handles and Info never wait for the submitter.
 package engine
 
 import (
-	"context"
-
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 )
 
@@ -28,9 +26,8 @@ const (
 // KVDefault lets the backend choose the type of cached keys or values.
 const KVDefault int32 = -1
 
-// OpenOptions is tnd_open_options.
+// OpenOptions is tnd_open_options but for the role, which the method of an Opener states.
 type OpenOptions struct {
-	Role           Role
 	ModelPath      string
 	TablesPath     string // drafts: GGUF with embedding and head of the target
 	Device         string // "cpu", "cuda:0", …; empty = first device
@@ -67,6 +64,7 @@ type Info struct {
 	CaptureLayers                      []int32
 	FeatureRaw, FeatureFused           int // values per row; FeatureFused is 0 without a loaded fc
 	Recurrent                          bool
+	FuseRaw                            int // values of a raw row that Target.Fuse takes; 0 without a loaded fc
 	KVPositions, KVPage                int // sequences of together KVPositions find room; positions of a page
 	KVBytesPerToken                    uint64
 	StateBytesPerSequence              uint64
@@ -121,6 +119,26 @@ const (
 	FeatureFusedF32  = tandemv1.FeatureEncoding_FEATURE_ENCODING_FUSED_F32
 )
 
+// HiddenEncoding says what the rows hold that shards hand on, TND_HIDDEN_*.
+type HiddenEncoding int32
+
+// Hidden encodings.
+const (
+	HiddenF32  HiddenEncoding = 0 // as they are
+	HiddenBF16 HiddenEncoding = 1 // half the bytes, rounded to nearest even: other bits than those of an engine with all layers
+)
+
+// Bytes is the size of a value, 0 for an unknown encoding.
+func (e HiddenEncoding) Bytes() int {
+	switch e {
+	case HiddenF32:
+		return 4
+	case HiddenBF16:
+		return 2
+	}
+	return 0
+}
+
 // GroupKind is the numeric contract of a group's rows, TND_GROUP_*. It is stated, never derived from their number.
 type GroupKind uint32
 
@@ -157,7 +175,8 @@ type Step struct {
 	Rows     []Row // group by group
 	Masks    []uint32
 	NMasks   int
-	HiddenIn []float32 // [len(Rows), hidden] when the shard does not start at layer 0
+	HiddenIn []byte         // [len(Rows), hidden] in Hidden, little-endian, when the shard does not start at layer 0
+	Hidden   HiddenEncoding // of HiddenIn and StepResult.HiddenOut
 	Features FeatureEncoding
 }
 
@@ -172,7 +191,7 @@ type StepResult struct {
 	TopLogprobs []float32 // [rows, TopStride]
 	Logits      []float32 // [rows that want them, vocab]
 	Features    []byte    // [kept rows of all groups, then rows that want them, width] in the step's encoding, little-endian
-	HiddenOut   []float32 // [rows, hidden] when the shard does not end at the last layer
+	HiddenOut   []byte    // [rows, hidden] in the step's Hidden, little-endian, when the shard does not end at the last layer
 	EngineNanos int64     // time inside the native engine
 	BatchRows   int       // rows that ran together with those of the step, these included; 0 = these alone
 	PromptRows  int       // of them, those of pieces of prompts
@@ -197,6 +216,14 @@ type FeatureRows struct {
 	Data     []byte // [Rows, width], borrowed until the call returns
 }
 
+// RawFeatures are features of all layers that a loaded fuse reads, computed elsewhere.
+type RawFeatures struct {
+	Rows     int32
+	Kind     GroupKind // of the group that they are of: the contract in which they are fused
+	Encoding FeatureEncoding
+	Data     []byte // [Rows, Info.FuseRaw], layers ascending
+}
+
 // DraftResult receives proposals; slices are reused like those of StepResult.
 type DraftResult struct {
 	Stride      int       // candidates per position
@@ -213,53 +240,11 @@ type Stat struct {
 	Value uint64
 }
 
-// Progress is called while weights load.
+// Prompt is what a scorer rates; tnd_score_prompt.
+type Prompt struct {
+	IDs       []int32
+	QueryRows []int32 // ascending positions
+}
+
+// Progress is called with bytes while weights load, and with rows times layers while prompts are scored.
 type Progress func(done, total uint64)
-
-// Engine is one open model on one device. Errors carry a gRPC status code (rpcerr.Code).
-type Engine interface {
-	Info() Info
-	Stats(ctx context.Context) ([]Stat, error)
-	Memory(ctx context.Context) ([]Stat, error)
-	// Handles lists what exists in the engine.
-	Handles(ctx context.Context) (Handles, error)
-
-	NewSequence(ctx context.Context) (Sequence, error)
-	// Fork makes a sequence in the state of another one, but for its sampler, pending rows and kept features. They share
-	// the pages of their positions; either copies a page before it writes to it.
-	Fork(ctx context.Context, s Sequence) (Sequence, error)
-	FreeSequence(ctx context.Context, s Sequence) error
-	SequenceLength(ctx context.Context, s Sequence) (int, error)
-	Truncate(ctx context.Context, s Sequence, length int) error
-	SetSampler(ctx context.Context, s Sequence, sampler Sampler) error
-
-	// NewSnapshot shares the pages of a sequence and copies its state to host memory.
-	NewSnapshot(ctx context.Context, s Sequence) (Snapshot, error)
-	RestoreSnapshot(ctx context.Context, p Snapshot, s Sequence) error
-	// DemoteSnapshot moves the snapshot's pages that no sequence holds to host memory. RestoreSnapshot brings them back.
-	DemoteSnapshot(ctx context.Context, p Snapshot) error
-	FreeSnapshot(ctx context.Context, p Snapshot) error
-	SnapshotParts
-	Export(ctx context.Context, s Sequence) ([]byte, error)
-	Import(ctx context.Context, s Sequence, state []byte) error
-
-	// Step commits the groups' paths, reads kept features, then runs the rows, of which there may be none.
-	Step(ctx context.Context, step *Step, result *StepResult) error
-	// SetCapture chooses captured layers; LoadFuse loads fc and norm of a draft and captures its layers.
-	SetCapture(ctx context.Context, layers []int32) error
-	LoadFuse(ctx context.Context, path string) error
-
-	// Propose appends features (rows a sequence already has are an error), then runs one block forward per request.
-	Propose(ctx context.Context, features []FeatureRows, requests []DraftRequest, result *DraftResult) error
-
-	// Score returns one score per token. It stops within one layer when ctx ends.
-	Score(ctx context.Context, ids []int32, queryRows []int32, rotated bool) ([]float32, error)
-
-	// Close frees the engine; the plugin client also ends the engine process.
-	Close() error
-}
-
-// Opener opens engines: the plugin host, the in-process library and the fake implement it.
-type Opener interface {
-	Open(ctx context.Context, options OpenOptions, progress Progress) (Engine, error)
-}

@@ -28,17 +28,33 @@ func TestGuardConforms(t *testing.T) {
 
 type guarding struct{ inner engine.Opener }
 
-func (g guarding) Open(ctx context.Context, o engine.OpenOptions, p engine.Progress) (engine.Engine, error) {
-	e, err := g.inner.Open(ctx, o, p)
+func (g guarding) OpenTarget(ctx context.Context, o engine.OpenOptions, p engine.Progress) (engine.Target, error) {
+	e, err := g.inner.OpenTarget(ctx, o, p)
 	if err != nil {
 		return nil, err
 	}
-	return engine.NewGuard(e, engine.GuardConfig{}), nil
+	return engine.GuardTarget(e, engine.GuardConfig{}), nil
+}
+
+func (g guarding) OpenDraft(ctx context.Context, o engine.OpenOptions, p engine.Progress) (engine.Draft, error) {
+	e, err := g.inner.OpenDraft(ctx, o, p)
+	if err != nil {
+		return nil, err
+	}
+	return engine.GuardDraft(e, engine.GuardConfig{}), nil
+}
+
+func (g guarding) OpenScorer(ctx context.Context, o engine.OpenOptions, p engine.Progress) (engine.Scorer, error) {
+	e, err := g.inner.OpenScorer(ctx, o, p)
+	if err != nil {
+		return nil, err
+	}
+	return engine.GuardScorer(e, engine.GuardConfig{}), nil
 }
 
 // flawed is an engine whose frees fail as often as told.
 type flawed struct {
-	*enginefake.Engine
+	*enginefake.Target
 	failures atomic.Int32
 	killed   atomic.Bool
 }
@@ -47,19 +63,19 @@ func (f *flawed) FreeSequence(ctx context.Context, s engine.Sequence) error {
 	if f.failures.Add(-1) >= 0 {
 		return rpcerr.Aborted("injected")
 	}
-	return f.Engine.FreeSequence(ctx, s)
+	return f.Target.FreeSequence(ctx, s)
 }
 
 func (f *flawed) Kill(error) { f.killed.Store(true); f.Crash() }
 
-func openFlawed(t *testing.T, cfg engine.GuardConfig) (*flawed, *engine.Guard) {
+func openFlawed(t *testing.T, cfg engine.GuardConfig) (*flawed, *engine.GuardedTarget) {
 	t.Helper()
-	e, err := enginefake.New(enginefake.Options{}).Open(t.Context(), enginetest.TargetOptions(), nil)
+	e, err := enginefake.New(enginefake.Options{}).OpenTarget(t.Context(), enginetest.TargetOptions(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &flawed{Engine: e.(*enginefake.Engine)}
-	g := engine.NewGuard(f, cfg)
+	f := &flawed{Target: e.(*enginefake.Target)}
+	g := engine.GuardTarget(f, cfg)
 	t.Cleanup(func() { g.Close() })
 	return f, g
 }

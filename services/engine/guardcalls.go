@@ -2,7 +2,46 @@ package engine
 
 import "context"
 
-// Calls of a Guard that only pass through its clock.
+// GuardedTarget is a Target that loses no handle of another one.
+type GuardedTarget struct {
+	guardedSequences
+	target Target
+}
+
+// GuardTarget guards an engine until Close.
+func GuardTarget(e Target, cfg GuardConfig) *GuardedTarget {
+	g := &GuardedTarget{target: e}
+	g.init(e, cfg)
+	return g
+}
+
+// GuardedDraft is a Draft that loses no handle of another one.
+type GuardedDraft struct {
+	guardedSequences
+	draft Draft
+}
+
+// GuardDraft guards an engine until Close.
+func GuardDraft(e Draft, cfg GuardConfig) *GuardedDraft {
+	g := &GuardedDraft{draft: e}
+	g.init(e, cfg)
+	return g
+}
+
+// GuardedScorer is a Scorer that is given up when its calls do not come back.
+type GuardedScorer struct {
+	*Guard
+	scorer Scorer
+}
+
+// GuardScorer guards an engine until Close.
+func GuardScorer(e Scorer, cfg GuardConfig) *GuardedScorer {
+	g := &GuardedScorer{Guard: newGuard(e, cfg), scorer: e}
+	g.start(nil)
+	return g
+}
+
+// Calls that only pass through the clock.
 
 // timed runs a control call.
 func (g *Guard) timed(f func() error) error {
@@ -12,8 +51,8 @@ func (g *Guard) timed(f func() error) error {
 	return err
 }
 
-// Step implements Engine.
-func (g *Guard) Step(ctx context.Context, step *Step, result *StepResult) error {
+// Step implements Target.
+func (g *GuardedTarget) Step(ctx context.Context, step *Step, result *StepResult) error {
 	kind, position := callStep, 0
 	for i := range step.Groups {
 		if step.Groups[i].Kind == KindPrompt {
@@ -24,13 +63,13 @@ func (g *Guard) Step(ctx context.Context, step *Step, result *StepResult) error 
 		position = max(position, int(step.Rows[i].Position))
 	}
 	i := g.clock.begin(kind, units(len(step.Rows), position))
-	err := g.Engine.Step(ctx, step, result)
+	err := g.target.Step(ctx, step, result)
 	g.clock.end(i, err)
 	return err
 }
 
-// Propose implements Engine.
-func (g *Guard) Propose(ctx context.Context, features []FeatureRows, requests []DraftRequest, result *DraftResult) error {
+// Propose implements Draft.
+func (g *GuardedDraft) Propose(ctx context.Context, features []FeatureRows, requests []DraftRequest, result *DraftResult) error {
 	rows, position := 0, 0
 	for i := range features {
 		rows += int(features[i].Rows)
@@ -40,62 +79,72 @@ func (g *Guard) Propose(ctx context.Context, features []FeatureRows, requests []
 		position = max(position, int(requests[i].Position))
 	}
 	i := g.clock.begin(callPropose, units(rows, position))
-	err := g.Engine.Propose(ctx, features, requests, result)
+	err := g.draft.Propose(ctx, features, requests, result)
 	g.clock.end(i, err)
 	return err
 }
 
-// Score implements Engine.
-func (g *Guard) Score(ctx context.Context, ids []int32, queryRows []int32, rotated bool) ([]float32, error) {
-	i := g.clock.begin(callScore, units(len(ids), len(ids)))
-	scores, err := g.Engine.Score(ctx, ids, queryRows, rotated)
+// Score implements Scorer.
+func (g *GuardedScorer) Score(ctx context.Context, prompts []Prompt, rotated bool, progress Progress) ([][]float32, error) {
+	work := 0.0
+	for i := range prompts {
+		work += units(len(prompts[i].IDs), len(prompts[i].IDs))
+	}
+	i := g.clock.begin(callScore, max(work, 1))
+	scores, err := g.scorer.Score(ctx, prompts, rotated, progress)
 	g.clock.end(i, err)
 	return scores, err
 }
 
-// SequenceLength implements Engine.
-func (g *Guard) SequenceLength(ctx context.Context, s Sequence) (n int, err error) {
-	err = g.timed(func() error { n, err = g.Engine.SequenceLength(ctx, s); return err })
+// SequenceLength implements Sequences.
+func (g *guardedSequences) SequenceLength(ctx context.Context, s Sequence) (n int, err error) {
+	err = g.timed(func() error { n, err = g.inner.SequenceLength(ctx, s); return err })
 	return n, err
 }
 
-// Truncate implements Engine.
-func (g *Guard) Truncate(ctx context.Context, s Sequence, length int) error {
-	return g.timed(func() error { return g.Engine.Truncate(ctx, s, length) })
+// Truncate implements Sequences.
+func (g *guardedSequences) Truncate(ctx context.Context, s Sequence, length int) error {
+	return g.timed(func() error { return g.inner.Truncate(ctx, s, length) })
 }
 
-// SetSampler implements Engine.
-func (g *Guard) SetSampler(ctx context.Context, s Sequence, sampler Sampler) error {
-	return g.timed(func() error { return g.Engine.SetSampler(ctx, s, sampler) })
+// SetSampler implements Target.
+func (g *GuardedTarget) SetSampler(ctx context.Context, s Sequence, sampler Sampler) error {
+	return g.timed(func() error { return g.target.SetSampler(ctx, s, sampler) })
 }
 
-// RestoreSnapshot implements Engine.
-func (g *Guard) RestoreSnapshot(ctx context.Context, p Snapshot, s Sequence) error {
-	return g.timed(func() error { return g.Engine.RestoreSnapshot(ctx, p, s) })
+// RestoreSnapshot implements Sequences.
+func (g *guardedSequences) RestoreSnapshot(ctx context.Context, p Snapshot, s Sequence) error {
+	return g.timed(func() error { return g.inner.RestoreSnapshot(ctx, p, s) })
 }
 
-// DemoteSnapshot implements Engine.
-func (g *Guard) DemoteSnapshot(ctx context.Context, p Snapshot) error {
-	return g.timed(func() error { return g.Engine.DemoteSnapshot(ctx, p) })
+// DemoteSnapshot implements Sequences.
+func (g *guardedSequences) DemoteSnapshot(ctx context.Context, p Snapshot) error {
+	return g.timed(func() error { return g.inner.DemoteSnapshot(ctx, p) })
 }
 
-// Export implements Engine.
-func (g *Guard) Export(ctx context.Context, s Sequence) (state []byte, err error) {
-	err = g.timed(func() error { state, err = g.Engine.Export(ctx, s); return err })
+// Export implements Sequences.
+func (g *guardedSequences) Export(ctx context.Context, s Sequence) (state []byte, err error) {
+	err = g.timed(func() error { state, err = g.inner.Export(ctx, s); return err })
 	return state, err
 }
 
-// Import implements Engine.
-func (g *Guard) Import(ctx context.Context, s Sequence, state []byte) error {
-	return g.timed(func() error { return g.Engine.Import(ctx, s, state) })
+// Import implements Sequences.
+func (g *guardedSequences) Import(ctx context.Context, s Sequence, state []byte) error {
+	return g.timed(func() error { return g.inner.Import(ctx, s, state) })
 }
 
-// SetCapture implements Engine.
-func (g *Guard) SetCapture(ctx context.Context, layers []int32) error {
-	return g.timed(func() error { return g.Engine.SetCapture(ctx, layers) })
+// SetCapture implements Target.
+func (g *GuardedTarget) SetCapture(ctx context.Context, layers []int32) error {
+	return g.timed(func() error { return g.target.SetCapture(ctx, layers) })
 }
 
-// LoadFuse implements Engine.
-func (g *Guard) LoadFuse(ctx context.Context, path string) error {
-	return g.timed(func() error { return g.Engine.LoadFuse(ctx, path) })
+// LoadFuse implements Target.
+func (g *GuardedTarget) LoadFuse(ctx context.Context, path string) error {
+	return g.timed(func() error { return g.target.LoadFuse(ctx, path) })
+}
+
+// Fuse implements Target.
+func (g *GuardedTarget) Fuse(ctx context.Context, raw RawFeatures, encoding FeatureEncoding) (fused []byte, err error) {
+	err = g.timed(func() error { fused, err = g.target.Fuse(ctx, raw, encoding); return err })
+	return fused, err
 }

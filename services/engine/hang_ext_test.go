@@ -15,7 +15,7 @@ import (
 
 // stuck is an engine whose steps wait once it is told so.
 type stuck struct {
-	*enginefake.Engine
+	*enginefake.Target
 	hang   atomic.Bool
 	killed atomic.Bool
 }
@@ -25,7 +25,7 @@ func (s *stuck) Step(ctx context.Context, step *engine.Step, result *engine.Step
 		<-s.Engine.Done()
 		return s.Engine.Err()
 	}
-	return s.Engine.Step(ctx, step, result)
+	return s.Target.Step(ctx, step, result)
 }
 
 // Kill returns some time after all have seen the engine's end, the guard too.
@@ -52,12 +52,12 @@ func TestStuckCall(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			racetest.Bubble(t, func(t *testing.T) {
 				fake := enginefake.New(enginefake.Options{StepDelay: test.step})
-				e, err := fake.Open(t.Context(), enginetest.TargetOptions(), nil)
+				e, err := fake.OpenTarget(t.Context(), enginetest.TargetOptions(), nil)
 				if err != nil {
 					t.Fatal(err)
 				}
-				s := &stuck{Engine: e.(*enginefake.Engine)}
-				g := engine.NewGuard(s, engine.GuardConfig{HangLimit: test.limit})
+				s := &stuck{Target: e.(*enginefake.Target)}
+				g := engine.GuardTarget(s, engine.GuardConfig{HangLimit: test.limit})
 				defer g.Close()
 				q, err := g.NewSequence(t.Context())
 				if err != nil {
@@ -94,11 +94,11 @@ func TestStuckCall(t *testing.T) {
 func TestBusyEngineIsNotStuck(t *testing.T) {
 	racetest.Bubble(t, func(t *testing.T) {
 		fake := enginefake.New(enginefake.Options{StepDelay: 30 * time.Second})
-		e, err := fake.Open(t.Context(), enginetest.TargetOptions(), nil)
+		e, err := fake.OpenTarget(t.Context(), enginetest.TargetOptions(), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		g := engine.NewGuard(e, engine.GuardConfig{HangLimit: time.Second}) // 20 s, or 30 times what was measured
+		g := engine.GuardTarget(e, engine.GuardConfig{HangLimit: time.Second}) // 20 s, or 30 times what was measured
 		defer g.Close()
 		q, err := g.NewSequence(t.Context())
 		if err != nil {

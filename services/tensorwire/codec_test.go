@@ -51,6 +51,12 @@ var hot = map[string]func(*rand.Rand) proto.Message{
 	"GetFuseResponse": func(r *rand.Rand) proto.Message {
 		return &tandemv1.GetFuseResponse{Digest: text(r), TotalBytes: int64(word(r)), Chunk: payload(r)}
 	},
+	"FuseRequest": func(r *rand.Rand) proto.Message {
+		return &enginev1.FuseRequest{
+			Rows: int32(word(r)), Kind: enginev1.GroupKind(r.IntN(3)), RawEncoding: 1, FusedEncoding: 2, Raw: payload(r),
+		}
+	},
+	"FuseResponse": func(r *rand.Rand) proto.Message { return &enginev1.FuseResponse{Fused: payload(r)} },
 	"ExportSequenceResponse": func(r *rand.Rand) proto.Message {
 		return &enginev1.ExportSequenceResponse{TotalBytes: word(r), Chunk: payload(r)}
 	},
@@ -66,7 +72,7 @@ var hot = map[string]func(*rand.Rand) proto.Message{
 		return &enginev1.ImportSequenceRequest{Sequence: int32(word(r)), TotalBytes: word(r), Chunk: payload(r)}
 	},
 	"ScoreRequest, by the ordinary codec": func(r *rand.Rand) proto.Message {
-		return &enginev1.ScoreRequest{Ids: []int32{1, -2, int32(word(r))}, Rotated: true}
+		return &enginev1.ScoreRequest{Prompts: []*enginev1.Prompt{{Ids: []int32{1, -2, int32(word(r))}}}, Rotated: true}
 	},
 }
 

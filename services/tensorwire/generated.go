@@ -18,6 +18,10 @@ func appendGenerated(b []byte, p *Parts, m any) (header []byte, known bool) {
 		return appendExportSequenceResponse(b, p, m), true
 	case *enginev1.ImportSequenceRequest:
 		return appendImportSequenceRequest(b, p, m), true
+	case *enginev1.FuseRequest:
+		return appendFuseRequest(b, p, m), true
+	case *enginev1.FuseResponse:
+		return appendFuseResponse(b, p, m), true
 	case *tandemv1.PutTablesRequest:
 		return appendPutTablesRequest(b, p, m), true
 	case *tandemv1.GetFuseResponse:
@@ -41,6 +45,10 @@ func readGenerated(r *Reader, m any) (known bool) {
 		readExportSequenceResponse(r, m)
 	case *enginev1.ImportSequenceRequest:
 		readImportSequenceRequest(r, m)
+	case *enginev1.FuseRequest:
+		readFuseRequest(r, m)
+	case *enginev1.FuseResponse:
+		readFuseResponse(r, m)
 	case *tandemv1.PutTablesRequest:
 		readPutTablesRequest(r, m)
 	case *tandemv1.GetFuseResponse:
@@ -193,6 +201,76 @@ func readImportSequenceRequest(r *Reader, m *enginev1.ImportSequenceRequest) {
 		}
 	}
 	r.Finish(&importSequenceRequestNames)
+}
+
+var fuseRequestNames = Names{Message: "tandem.engine.v1.FuseRequest", Fields: []string{
+	1:  "rows",
+	2:  "kind",
+	3:  "raw_encoding",
+	4:  "fused_encoding",
+	15: "raw",
+}}
+
+func appendFuseRequest(b []byte, p *Parts, m *enginev1.FuseRequest) []byte {
+	b = AppendInt(b, 1, m.Rows)
+	b = AppendInt(b, 2, m.Kind)
+	b = AppendInt(b, 3, m.RawEncoding)
+	b = AppendInt(b, 4, m.FusedEncoding)
+	p.Add(m.Raw)
+	if n := p.Len(); n > 0 {
+		b = AppendLength(b, 15, n)
+	}
+	return b
+}
+
+func readFuseRequest(r *Reader, m *enginev1.FuseRequest) {
+	m.Rows = 0
+	m.Kind = 0
+	m.RawEncoding = 0
+	m.FusedEncoding = 0
+	m.Raw = m.Raw[:0]
+	for tag := r.Next(); tag != 0; tag = r.Next() {
+		switch tag {
+		case 1<<3 | Varint:
+			m.Rows = r.Int32()
+		case 2<<3 | Varint:
+			m.Kind = enginev1.GroupKind(r.Int32())
+		case 3<<3 | Varint:
+			m.RawEncoding = tandemv1.FeatureEncoding(r.Int32())
+		case 4<<3 | Varint:
+			m.FusedEncoding = tandemv1.FeatureEncoding(r.Int32())
+		case 15<<3 | Bytes:
+			m.Raw = r.Append(m.Raw)
+		default:
+			r.Other(tag, &fuseRequestNames)
+		}
+	}
+	r.Finish(&fuseRequestNames)
+}
+
+var fuseResponseNames = Names{Message: "tandem.engine.v1.FuseResponse", Fields: []string{
+	15: "fused",
+}}
+
+func appendFuseResponse(b []byte, p *Parts, m *enginev1.FuseResponse) []byte {
+	p.Add(m.Fused)
+	if n := p.Len(); n > 0 {
+		b = AppendLength(b, 15, n)
+	}
+	return b
+}
+
+func readFuseResponse(r *Reader, m *enginev1.FuseResponse) {
+	m.Fused = m.Fused[:0]
+	for tag := r.Next(); tag != 0; tag = r.Next() {
+		switch tag {
+		case 15<<3 | Bytes:
+			m.Fused = r.Append(m.Fused)
+		default:
+			r.Other(tag, &fuseResponseNames)
+		}
+	}
+	r.Finish(&fuseResponseNames)
 }
 
 var putTablesRequestNames = Names{Message: "tandem.v1.PutTablesRequest", Fields: []string{

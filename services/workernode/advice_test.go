@@ -65,9 +65,7 @@ func TestAdviceNamesFlagsAndSizes(t *testing.T) {
 	}
 }
 
-type unfitOpener struct{}
-
-func (unfitOpener) Open(context.Context, engine.OpenOptions, engine.Progress) (engine.Engine, error) {
+func openUnfit(context.Context, engine.OpenOptions, engine.Progress) (engine.Target, error) {
 	return nil, rpcerr.FromCode(codes.ResourceExhausted, targetUnfit)
 }
 
@@ -78,7 +76,7 @@ func (c *keeperCLI) Run() error { return c.err }
 
 // TestWhatNoRestartCuresEndsWithUsage: supervisors start a program again unless it ends with that status.
 func TestWhatNoRestartCuresEndsWithUsage(t *testing.T) {
-	err := NewKeeper(KeeperConfig{Opener: unfitOpener{}, Flags: &Flags{}}).Run(t.Context())
+	err := NewTargetKeeper(KeeperConfig[engine.Target]{Open: openUnfit, Flags: &Flags{}}).Run(t.Context())
 	for want, err := range map[int]error{config.ExitUsage: err, config.ExitError: errors.New("something else")} {
 		var out, errOut bytes.Buffer
 		if code := Main(&keeperCLI{err}, "worker-test", "Test.", nil, &out, &errOut); code != want {

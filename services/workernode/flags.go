@@ -148,9 +148,9 @@ func (f *Flags) EnginePaths() (program, library string, err error) {
 }
 
 // OpenOptions are the engine options that follow from the flags.
-func (f *Flags) OpenOptions(role engine.Role) engine.OpenOptions {
+func (f *Flags) OpenOptions() engine.OpenOptions {
 	return engine.OpenOptions{
-		Role: role, ModelPath: f.Model, Device: f.Device, Threads: f.Threads, MaxContext: f.MaxCtx,
+		ModelPath: f.Model, Device: f.Device, Threads: f.Threads, MaxContext: f.MaxCtx,
 		MemoryCapBytes: uint64(f.MemoryCap), MaxSequences: f.Lanes,
 		KVTypeK: engine.KVDefault, KVTypeV: engine.KVDefault,
 	}

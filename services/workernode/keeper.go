@@ -15,11 +15,11 @@ import (
 )
 
 // KeeperConfig sets up a Keeper.
-type KeeperConfig struct {
-	Opener  engine.Opener
+type KeeperConfig[E engine.Engine] struct {
+	Open    engine.Open[E]
 	Options engine.OpenOptions
 	// OnOpen prepares an engine before anybody gets it. May be nil.
-	OnOpen func(context.Context, engine.Engine) error
+	OnOpen func(context.Context, E) error
 	// Guard of every engine; OnOrphans is the keeper's.
 	Guard engine.GuardConfig
 	Log   *zap.Logger
@@ -30,48 +30,58 @@ type KeeperConfig struct {
 }
 
 // Keeper is a worker's view of its supervised engine: prepared before use, replaced after death or device fault.
-type Keeper struct {
+type Keeper[E engine.Engine] struct {
 	log        *zap.Logger
 	flags      *Flags
 	trained    int
-	supervisor *host.Supervisor
+	supervisor *host.Supervisor[E]
 	openings   atomic.Int64
 	// Bytes of weights while an engine loads.
 	loaded, total atomic.Uint64
 }
 
 // prepared guards engines and runs OnOpen between opening and use.
-type prepared struct {
-	engine.Opener
-	guard  engine.GuardConfig
-	onOpen func(context.Context, engine.Engine) error
-}
-
-func (p prepared) Open(ctx context.Context, o engine.OpenOptions,
-	progress engine.Progress) (engine.Engine, error) {
-	inner, err := p.Opener.Open(ctx, o, progress)
-	if err != nil {
-		return nil, err
-	}
-	e := engine.NewGuard(inner, p.guard)
-	if p.onOpen == nil {
+func prepared[E engine.Engine](cfg KeeperConfig[E], guard func(E, engine.GuardConfig) E) engine.Open[E] {
+	return func(ctx context.Context, o engine.OpenOptions, progress engine.Progress) (E, error) {
+		var none E
+		inner, err := cfg.Open(ctx, o, progress)
+		if err != nil {
+			return none, err
+		}
+		e := guard(inner, cfg.Guard)
+		if cfg.OnOpen == nil {
+			return e, nil
+		}
+		if err := cfg.OnOpen(ctx, e); err != nil {
+			_ = e.Close()
+			return none, err
+		}
 		return e, nil
 	}
-	if err := p.onOpen(ctx, e); err != nil {
-		_ = e.Close()
-		return nil, err
-	}
-	return e, nil
 }
 
-// NewKeeper returns a keeper; Run opens the engine.
-func NewKeeper(cfg KeeperConfig) *Keeper {
-	k := &Keeper{log: cfg.Log, flags: cfg.Flags, trained: cfg.Trained}
+// NewTargetKeeper returns the keeper of a target; Run opens the engine.
+func NewTargetKeeper(cfg KeeperConfig[engine.Target]) *Keeper[engine.Target] {
+	return newKeeper(cfg, func(e engine.Target, c engine.GuardConfig) engine.Target { return engine.GuardTarget(e, c) })
+}
+
+// NewDraftKeeper returns the keeper of a draft; Run opens the engine.
+func NewDraftKeeper(cfg KeeperConfig[engine.Draft]) *Keeper[engine.Draft] {
+	return newKeeper(cfg, func(e engine.Draft, c engine.GuardConfig) engine.Draft { return engine.GuardDraft(e, c) })
+}
+
+// NewScorerKeeper returns the keeper of a scorer; Run opens the engine.
+func NewScorerKeeper(cfg KeeperConfig[engine.Scorer]) *Keeper[engine.Scorer] {
+	return newKeeper(cfg, func(e engine.Scorer, c engine.GuardConfig) engine.Scorer { return engine.GuardScorer(e, c) })
+}
+
+func newKeeper[E engine.Engine](cfg KeeperConfig[E], guard func(E, engine.GuardConfig) E) *Keeper[E] {
+	k := &Keeper[E]{log: cfg.Log, flags: cfg.Flags, trained: cfg.Trained}
 	if k.log == nil {
 		k.log = zap.NewNop()
 	}
 	cfg.Guard.OnOrphans = k.orphans
-	k.supervisor = host.NewSupervisor(prepared{cfg.Opener, cfg.Guard, cfg.OnOpen}, cfg.Options,
+	k.supervisor = host.NewSupervisor(prepared(cfg, guard), cfg.Options,
 		host.RestartConfig{OnEvent: k.event, Progress: func(done, total uint64) {
 			k.loaded.Store(done)
 			k.total.Store(total)
@@ -79,7 +89,7 @@ func NewKeeper(cfg KeeperConfig) *Keeper {
 	return k
 }
 
-func (k *Keeper) event(e host.Event) {
+func (k *Keeper[E]) event(e host.Event) {
 	switch e.Kind {
 	case host.EngineUp:
 		k.openings.Add(1)
@@ -97,7 +107,7 @@ func (k *Keeper) event(e host.Event) {
 }
 
 // orphans says loudly what should never happen; the guard frees them.
-func (k *Keeper) orphans(h engine.Handles) {
+func (k *Keeper[E]) orphans(h engine.Handles) {
 	k.log.Error("the engine holds sequences or snapshots that belong to no request, freeing them",
 		zap.Int32s("sequences", toInt32(h.Sequences)), zap.Int32s("snapshots", toInt32(h.Snapshots)))
 }
@@ -111,12 +121,12 @@ func toInt32[H ~int32](list []H) []int32 {
 }
 
 // Heartbeat fills in what the keeper knows of its engine.
-func (k *Keeper) Heartbeat(h *tandemv1.Heartbeat) {
+func (k *Keeper[E]) Heartbeat(h *tandemv1.Heartbeat) {
 	h.EngineRestarts = int32(k.Restarts())
 	h.LoadedBytes, h.LoadBytes = k.Loading()
 	e, _ := k.supervisor.Current()
-	g, ok := e.(*engine.Guard)
-	if !ok {
+	g, ok := any(e).(interface{ Counts() engine.HandleCounts })
+	if !ok { // there is none, or none with sequences
 		return
 	}
 	c := g.Counts()
@@ -128,7 +138,7 @@ func (k *Keeper) Heartbeat(h *tandemv1.Heartbeat) {
 }
 
 // Run keeps the engine open until ctx ends. The error of an engine that does not fit names the flags to turn.
-func (k *Keeper) Run(ctx context.Context) error {
+func (k *Keeper[E]) Run(ctx context.Context) error {
 	err := k.supervisor.Run(ctx)
 	if err == nil {
 		return nil
@@ -144,9 +154,9 @@ func (k *Keeper) Run(ctx context.Context) error {
 }
 
 // warnOfLongContext tells once that requests may be longer than any text that the model was trained on.
-func (k *Keeper) warnOfLongContext() {
-	e, _ := k.supervisor.Current()
-	if e == nil || k.trained == 0 || e.Info().MaxContext <= k.trained || k.openings.Load() > 1 {
+func (k *Keeper[E]) warnOfLongContext() {
+	e, running := k.supervisor.Current()
+	if !running || k.trained == 0 || e.Info().MaxContext <= k.trained || k.openings.Load() > 1 {
 		return
 	}
 	k.log.Warn("the context is longer than the model was trained for; answers may get worse beyond that",
@@ -154,36 +164,36 @@ func (k *Keeper) warnOfLongContext() {
 }
 
 // Wait returns the engine as soon as it is open.
-func (k *Keeper) Wait(ctx context.Context) (engine.Engine, error) {
+func (k *Keeper[E]) Wait(ctx context.Context) (E, error) {
 	e, _, err := k.supervisor.Engine(ctx)
 	return e, err
 }
 
 // Engine returns the open engine, or UNAVAILABLE while there is none. A caller keeps what it got for as long as its
 // sequences live: they do not exist in the next one.
-func (k *Keeper) Engine() (engine.Engine, error) {
-	e, _ := k.supervisor.Current()
-	if e == nil {
-		return nil, rpcerr.EngineLost.With("the engine is restarting").WithRetryAfter(time.Second)
+func (k *Keeper[E]) Engine() (E, error) {
+	e, running := k.supervisor.Current()
+	if !running {
+		return e, rpcerr.EngineLost.With("the engine is restarting").WithRetryAfter(time.Second)
 	}
 	return e, nil
 }
 
 // Loading tells how much of the weights an engine that is being opened has: bytes done of bytes in all, 0 of 0 when
 // none loads.
-func (k *Keeper) Loading() (done, total uint64) {
-	if e, _ := k.supervisor.Current(); e != nil {
+func (k *Keeper[E]) Loading() (done, total uint64) {
+	if _, running := k.supervisor.Current(); running {
 		return 0, 0
 	}
 	return k.loaded.Load(), k.total.Load()
 }
 
 // Restarts counts how often the engine was opened again.
-func (k *Keeper) Restarts() int { return max(0, int(k.openings.Load())-1) }
+func (k *Keeper[E]) Restarts() int { return max(0, int(k.openings.Load())-1) }
 
 // Report tells the keeper the error of a call on engine. After a device fault an engine answers nothing else any more:
 // it is closed, and the supervisor opens another.
-func (k *Keeper) Report(engine engine.Engine, err error) {
+func (k *Keeper[E]) Report(engine engine.Engine, err error) {
 	if rpcerr.Code(err) != codes.Internal {
 		return
 	}

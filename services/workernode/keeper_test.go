@@ -19,10 +19,10 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestKeeperReopens(t *testing.T) {
 	for _, test := range []struct {
 		name string
-		kill func(k *Keeper, o *enginefake.Opener)
+		kill func(k *Keeper[engine.Target], o *enginefake.Opener)
 	}{
-		{"process dies", func(_ *Keeper, o *enginefake.Opener) { o.Opened()[0].Crash() }},
-		{"device fault", func(k *Keeper, _ *enginefake.Opener) {
+		{"process dies", func(_ *Keeper[engine.Target], o *enginefake.Opener) { o.Opened()[0].Crash() }},
+		{"device fault", func(k *Keeper[engine.Target], _ *enginefake.Opener) {
 			e, _ := k.Engine()
 			k.Report(e, rpcerr.Internal("fault"))
 		}},
@@ -30,11 +30,10 @@ func TestKeeperReopens(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			racetest.Bubble(t, func(t *testing.T) {
 				prepared, opener := 0, enginefake.New(enginefake.Options{})
-				k := NewKeeper(KeeperConfig{
-					Opener: opener,
-					Options: engine.OpenOptions{Role: engine.RoleTarget, ModelPath: "model", MaxSequences: 1,
-						KVTypeK: -1, KVTypeV: -1},
-					OnOpen: func(context.Context, engine.Engine) error { prepared++; return nil },
+				k := NewTargetKeeper(KeeperConfig[engine.Target]{
+					Open:    opener.OpenTarget,
+					Options: engine.OpenOptions{ModelPath: "model", MaxSequences: 1, KVTypeK: -1, KVTypeV: -1},
+					OnOpen:  func(context.Context, engine.Target) error { prepared++; return nil },
 				})
 				if _, err := k.Engine(); !errors.Is(err, rpcerr.AnyUnavailable) {
 					t.Errorf("before open: %v", err)

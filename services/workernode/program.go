@@ -52,7 +52,7 @@ func (f *Flags) Logger(s Streams) (*zap.Logger, error) {
 
 // RunWithEngine serves w while keeper keeps its engine open. The worker is in the cluster from the start and reports
 // how far its model is loaded; describe completes the registration from the open engine.
-func RunWithEngine(ctx context.Context, cfg Config, w Worker, keeper *Keeper,
+func RunWithEngine[E engine.Engine](ctx context.Context, cfg Config, w Worker, keeper *Keeper[E],
 	describe func(r *tandemv1.Registration, info engine.Info)) error {
 	cfg.Describe = func(ctx context.Context, r *tandemv1.Registration) error {
 		engine, err := keeper.Wait(ctx)
@@ -62,19 +62,21 @@ func RunWithEngine(ctx context.Context, cfg Config, w Worker, keeper *Keeper,
 		describe(r, engine.Info())
 		return nil
 	}
-	return withEngine(ctx, keeper.Run, func(ctx context.Context) error { return Run(ctx, cfg, loading{w, keeper}) })
+	return withEngine(ctx, keeper.Run, func(ctx context.Context) error {
+		return Run(ctx, cfg, loading{w, keeper.Heartbeat})
+	})
 }
 
 // loading adds to heartbeats what the keeper knows of its engine.
 type loading struct {
 	Worker
-	keeper *Keeper
+	keeper func(*tandemv1.Heartbeat)
 }
 
 // Heartbeat implements Worker.
 func (l loading) Heartbeat(h *tandemv1.Heartbeat) {
 	l.Worker.Heartbeat(h)
-	l.keeper.Heartbeat(h)
+	l.keeper(h)
 }
 
 // withEngine runs body while the keeper keeps the engine open; the first error ends both.

@@ -230,9 +230,6 @@ func (w *writer) appendField(m *protogen.Message, f *protogen.Field) {
 	case f.Message != nil && f.Desc.IsList():
 		w.P("for i := range ", value, " {")
 		nest("&" + value + "[i]")
-	case f.Oneof != nil:
-		w.P("if m.", textOption(f.Oneof.Desc, wirev1.E_GoOneof), " == ", number, " {")
-		nest(value)
 	case f.Message != nil:
 		w.P("if ", value, " != nil {")
 		nest(value)
@@ -253,7 +250,7 @@ func (w *writer) read(m *protogen.Message) {
 	w.P("func read", m.GoIdent.GoName, "(r *", w.runtime, "Reader, m *", w.goType(m), either(w.pieces[m], ", fresh bool"),
 		") {")
 	for _, f := range m.Fields { // what was there before is used again where it can be
-		if f.Message != nil && !f.Desc.IsList() && f.Oneof == nil || f.Desc.Kind() == protoreflect.StringKind {
+		if f.Message != nil && !f.Desc.IsList() || f.Desc.Kind() == protoreflect.StringKind {
 			w.P(old(f), " := ", w.value(f))
 		}
 	}
@@ -290,11 +287,6 @@ func (w *writer) clear(m *protogen.Message, f *protogen.Field) {
 	zero := "0"
 	switch {
 	case f == payload(m) && w.structs:
-		return
-	case f.Oneof != nil: // the members keep their memory
-		if f == f.Oneof.Fields[0] {
-			w.P("m.", textOption(f.Oneof.Desc, wirev1.E_GoOneof), " = 0")
-		}
 		return
 	case goOffset(f) != 0:
 		w.P(w.runtime, "Set(&", value, ", int32(", -goOffset(f), "))")
@@ -344,14 +336,6 @@ func (w *writer) readField(m *protogen.Message, f *protogen.Field) {
 	case f.Message != nil && f.Desc.IsList():
 		w.P(value, " = ", w.runtime, "More(", value, ")")
 		nest("&"+value+"[len("+value+")-1]", "true")
-	case f.Oneof != nil:
-		which := "m." + textOption(f.Oneof.Desc, wirev1.E_GoOneof)
-		w.P("first := ", which, " != ", f.Desc.Number())
-		w.P(which, " = ", f.Desc.Number())
-		w.P("if ", value, " == nil {")
-		w.P(value, " = new(", w.goType(f.Message), ")")
-		w.P("}")
-		nest(value, "first")
 	case f.Message != nil:
 		w.P("first := ", value, " == nil")
 		w.P("if first {")
@@ -395,10 +379,6 @@ func (w *writer) fillFields(m *protogen.Message) {
 		case f.Desc.IsList():
 			w.P("for i := range ", value, " {")
 			w.P("fill", f.Message.GoIdent.GoName, "(r, &", value, "[i])")
-			w.P("}")
-		case f.Oneof != nil:
-			w.P("if m.", textOption(f.Oneof.Desc, wirev1.E_GoOneof), " == ", f.Desc.Number(), " {")
-			w.P("fill", f.Message.GoIdent.GoName, "(r, ", value, ")")
 			w.P("}")
 		default:
 			w.P("if ", value, " != nil {")

@@ -159,8 +159,8 @@ func (p *plan) check(m *protogen.Message, f *protogen.Field) error {
 	switch {
 	case f.Desc.Number() > maxNumber:
 		return fmt.Errorf("its number is above %d", maxNumber)
-	case f.Oneof != nil && (!p.structs || !isMessage || textOption(f.Oneof.Desc, wirev1.E_GoOneof) == ""):
-		return errors.New("a codec supports neither optional fields nor oneofs, but for messages of a oneof with go_oneof")
+	case f.Oneof != nil:
+		return errors.New("a codec supports neither optional fields nor oneofs")
 	case hasOption(f.Desc, wirev1.E_ByReference):
 		if kind != protoreflect.BytesKind || f.Desc.IsList() || !hasOption(m.Desc, wirev1.E_Codec) {
 			return fmt.Errorf("by_reference is for bytes of a message with the option codec, not for %s", what)

@@ -26,7 +26,7 @@ extern "C" {
 #endif
 
 #define TND_API __attribute__((visibility("default")))
-#define TND_ABI_VERSION 2u
+#define TND_ABI_VERSION 3u
 
 typedef int32_t tnd_status;
 #define TND_OK 0
@@ -56,7 +56,7 @@ typedef struct tnd_engine tnd_engine;
 
 /* Both are called on the thread that is inside an engine call; the text is borrowed until return. */
 typedef void (*tnd_log_fn)(void* user, int32_t level, const char* text);
-/* done of total bytes of weights are loaded. */
+/* done of total: bytes of weights that are loaded, or rows times layers that are scored. */
 typedef void (*tnd_progress_fn)(void* user, uint64_t done, uint64_t total);
 
 typedef struct tnd_open_options {
@@ -120,6 +120,7 @@ typedef struct tnd_info {
   int32_t prompt_rows;
   int32_t kv_positions; /* sequences of together so many positions, in pages of their own, find room; scorers: 0 */
   int32_t kv_page;      /* positions of a page: what sequences share and what a pool is counted in */
+  int32_t fuse_raw;     /* targets: values of a raw row that tnd_fuse takes; 0 without loaded fc */
 } tnd_info;
 
 /* tnd_group.kind: the numeric contract of a group's rows (native/NUMERICS.md). It is stated, never derived from the
@@ -239,6 +240,15 @@ typedef struct tnd_sampler {
   const float* bias_values;   /* [n_bias], -100..100, added to logits */
 } tnd_sampler;
 
+/* Features of committed positions of a draft's sequence. */
+typedef struct tnd_feature_rows {
+  int32_t sequence;
+  int32_t position;     /* of the first row: the sequence's length, with the rows of its pieces before in the call */
+  int32_t n_rows;       /* may be 0 */
+  int32_t encoding;     /* TND_FEATURE_* */
+  const void* features; /* [n_rows, width of the encoding] */
+} tnd_feature_rows;
+
 typedef struct tnd_draft_request {
   int32_t sequence;
   int32_t token;     /* anchor: newest committed token, its features are not known yet */
@@ -247,6 +257,15 @@ typedef struct tnd_draft_request {
   int32_t top_k;     /* candidates per position, 1..max_top_k */
   float temperature; /* draft temperature, > 0; 1 = as trained */
 } tnd_draft_request;
+
+/* A prompt of tnd_score. */
+typedef struct tnd_score_prompt {
+  const int32_t* ids;        /* [n] */
+  const int32_t* query_rows; /* [n_query] ascending positions */
+  float* scores;             /* [n] out */
+  int32_t n;
+  int32_t n_query;
+} tnd_score_prompt;
 
 /* tnd_score flags. */
 #define TND_SCORE_ROTATED 1u /* score with keys and queries after RoPE instead of before it */
@@ -351,21 +370,24 @@ TND_API tnd_status tnd_fuse_load(tnd_engine* engine, const char* path);
 TND_API tnd_status tnd_fuse(tnd_engine* engine, int32_t n, uint32_t kind, int32_t raw_encoding, const void* raw,
                             int32_t fused_encoding, void* fused);
 
-/* Drafts. Appends the features of n committed positions starting at `position`, which must be the sequence's length.
- * The features may be reused at once. On a GPU the call returns while the card still works on the last rows, as
- * a step without rows does; draft_ns counts the host's part of that. */
-TND_API tnd_status tnd_draft_append(tnd_engine* engine, int32_t sequence, int32_t position, int32_t n, int32_t encoding,
-                                    const void* features);
+/* Drafts. Appends features to one or more sequences, reading the weights once for as many pieces as fit into
+ * max_batch_rows; a piece's rows have the bits that they have alone. Everything is checked before anything changes; a
+ * call that is cancelled leaves every sequence with the first of its rows. The features may be reused at once. On a GPU
+ * the call returns while the card still works on the last rows, as a step without rows does; draft_ns counts the host's
+ * part of that. */
+TND_API tnd_status tnd_draft_append(tnd_engine* engine, const tnd_feature_rows* pieces, int32_t n);
 /* One block forward per request. ids and logprobs: [n requests, block_size - 1, max_top_k of the engine's options],
  * position-major; entries beyond a request's block or top_k are -1. Log-probabilities are normalised over the whole
  * vocabulary at the draft temperature, ties to the lower id. */
 TND_API tnd_status tnd_draft_propose(tnd_engine* engine, const tnd_draft_request* requests, int32_t n, int32_t* ids,
                                      float* logprobs);
 
-/* Scorers. ids [n]; query_rows [n_query] ascending positions. scores [n]: for every position the mean over query rows
- * of the maximum over layers and heads of the attention that the row pays to it (0 where the row does not see it). */
-TND_API tnd_status tnd_score(tnd_engine* engine, const int32_t* ids, int32_t n, const int32_t* query_rows,
-                             int32_t n_query, uint32_t flags, float* scores);
+/* Scorers. scores: for every position of a prompt the mean over its query rows of the maximum over layers and heads of
+ * the attention that the row pays to it (0 where the row does not see it). Prompts are checked before any is scored, then
+ * scored one after the other: each has the scores that it has alone. progress (may be NULL) is called with user for every
+ * chunk of positions and layer that was issued; on a GPU the card is at most some chunks behind. */
+TND_API tnd_status tnd_score(tnd_engine* engine, const tnd_score_prompt* prompts, int32_t n_prompts, uint32_t flags,
+                             tnd_progress_fn progress, void* user);
 
 #ifdef __cplusplus
 }

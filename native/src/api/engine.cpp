@@ -16,6 +16,11 @@ using tnd::Status;
 struct tnd_engine {
   std::unique_ptr<tnd::Backend> backend;
   std::unique_ptr<tnd::Role> role;
+  // The same as the interfaces that it has; nullptr = it does not.
+  tnd::SequenceEngine* sequences = nullptr;
+  tnd::TargetEngine* target = nullptr;
+  tnd::DraftEngine* draft = nullptr;
+  tnd::ScoreEngine* score = nullptr;
   tnd::Stats stats;
   std::atomic<bool> cancel{false};
   bool poisoned = false;  // a device fault: nothing works any more
@@ -45,13 +50,20 @@ void fail(tnd_engine* e, const Status& s) {
   e->error = s.message();
 }
 
-// Runs one call of a handle: refuses poisoned engines, keeps the text of a failure.
-template <typename F>
-tnd_status call(tnd_engine* e, F&& f) {
+const char* role_name(const tnd_engine& e) {
+  return e.target != nullptr ? "target" : e.draft != nullptr ? "draft" : "scorer";
+}
+
+// Runs one call of a handle on the interface that has it: refuses poisoned engines and those of another role, keeps the
+// text of a failure.
+template <typename Interface, typename F>
+tnd_status call(tnd_engine* e, Interface* tnd_engine::* interface, const char* name, F&& f) {
   if (e == nullptr) return TND_INVALID_ARGUMENT;
   if (e->poisoned) return TND_INTERNAL;  // the text of the fault stays
   e->cancel.store(false, std::memory_order_relaxed);
-  const Status s = f(*e->role);
+  Interface* const role = e->*interface;
+  const Status s = role != nullptr ? Status(f(*role))
+                                   : errorf(TND_FAILED_PRECONDITION, "role: %s is not for a %s", name, role_name(*e));
   if (!s.ok()) fail(e, s);
   if (s.code() == TND_INTERNAL) e->poisoned = true;
   return s.code();
@@ -90,12 +102,27 @@ Status open_engine(const tnd_open_options* options, tnd_engine* e) {
   e->role_id = o.role;
   e->device = e->backend->device();
   switch (o.role) {
-    case TND_ROLE_TARGET:
-      return tnd::open_target(c, &e->role);
-    case TND_ROLE_DRAFT:
-      return tnd::open_draft(c, &e->role);
-    case TND_ROLE_SCORE:
-      return tnd::open_score(c, &e->role);
+    case TND_ROLE_TARGET: {
+      std::unique_ptr<tnd::TargetEngine> role;
+      TND_TRY(tnd::open_target(c, &role));
+      e->sequences = e->target = role.get();
+      e->role = std::move(role);
+      return Status();
+    }
+    case TND_ROLE_DRAFT: {
+      std::unique_ptr<tnd::DraftEngine> role;
+      TND_TRY(tnd::open_draft(c, &role));
+      e->sequences = e->draft = role.get();
+      e->role = std::move(role);
+      return Status();
+    }
+    case TND_ROLE_SCORE: {
+      std::unique_ptr<tnd::ScoreEngine> role;
+      TND_TRY(tnd::open_score(c, &role));
+      e->score = role.get();
+      e->role = std::move(role);
+      return Status();
+    }
     default:
       return errorf(TND_INVALID_ARGUMENT, "role is %u, must be 1 (target), 2 (draft) or 3 (score)", o.role);
   }
@@ -182,36 +209,38 @@ void tnd_cancel(tnd_engine* engine) {
 }
 
 tnd_status tnd_sequence_create(tnd_engine* engine, int32_t* sequence) {
-  return call(engine, [&](tnd::Role& role) -> Status {
+  return call(engine, &tnd_engine::sequences, "tnd_sequence_create", [&](tnd::SequenceEngine& role) -> Status {
     TND_TRY(need(sequence, "sequence"));
     return role.sequence_create(sequence);
   });
 }
 
 tnd_status tnd_sequence_fork(tnd_engine* engine, int32_t sequence, int32_t* fork) {
-  return call(engine, [&](tnd::Role& role) -> Status {
+  return call(engine, &tnd_engine::sequences, "tnd_sequence_fork", [&](tnd::SequenceEngine& role) -> Status {
     TND_TRY(need(fork, "fork"));
     return role.sequence_fork(sequence, fork);
   });
 }
 
 tnd_status tnd_sequence_free(tnd_engine* engine, int32_t sequence) {
-  return call(engine, [&](tnd::Role& role) { return role.sequence_free(sequence); });
+  return call(engine, &tnd_engine::sequences, "tnd_sequence_free",
+              [&](tnd::SequenceEngine& role) { return role.sequence_free(sequence); });
 }
 
 tnd_status tnd_sequence_length(tnd_engine* engine, int32_t sequence, int32_t* length) {
-  return call(engine, [&](tnd::Role& role) -> Status {
+  return call(engine, &tnd_engine::sequences, "tnd_sequence_length", [&](tnd::SequenceEngine& role) -> Status {
     TND_TRY(need(length, "length"));
     return role.sequence_length(sequence, length);
   });
 }
 
 tnd_status tnd_sequence_truncate(tnd_engine* engine, int32_t sequence, int32_t length) {
-  return call(engine, [&](tnd::Role& role) { return role.sequence_truncate(sequence, length); });
+  return call(engine, &tnd_engine::sequences, "tnd_sequence_truncate",
+              [&](tnd::SequenceEngine& role) { return role.sequence_truncate(sequence, length); });
 }
 
 tnd_status tnd_sequence_sampler(tnd_engine* engine, int32_t sequence, const tnd_sampler* sampler) {
-  return call(engine, [&](tnd::Role& role) -> Status {
+  return call(engine, &tnd_engine::target, "tnd_sequence_sampler", [&](tnd::TargetEngine& role) -> Status {
     tnd_sampler full;
     TND_TRY(read_struct(sampler, "sampler", &full));
     return role.sequence_sampler(sequence, full);
@@ -219,26 +248,29 @@ tnd_status tnd_sequence_sampler(tnd_engine* engine, int32_t sequence, const tnd_
 }
 
 tnd_status tnd_snapshot_create(tnd_engine* engine, int32_t sequence, int32_t* snapshot) {
-  return call(engine, [&](tnd::Role& role) -> Status {
+  return call(engine, &tnd_engine::sequences, "tnd_snapshot_create", [&](tnd::SequenceEngine& role) -> Status {
     TND_TRY(need(snapshot, "snapshot"));
     return role.snapshot_create(sequence, snapshot);
   });
 }
 
 tnd_status tnd_snapshot_restore(tnd_engine* engine, int32_t snapshot, int32_t sequence) {
-  return call(engine, [&](tnd::Role& role) { return role.snapshot_restore(snapshot, sequence); });
+  return call(engine, &tnd_engine::sequences, "tnd_snapshot_restore",
+              [&](tnd::SequenceEngine& role) { return role.snapshot_restore(snapshot, sequence); });
 }
 
 tnd_status tnd_snapshot_demote(tnd_engine* engine, int32_t snapshot) {
-  return call(engine, [&](tnd::Role& role) { return role.snapshot_demote(snapshot); });
+  return call(engine, &tnd_engine::sequences, "tnd_snapshot_demote",
+              [&](tnd::SequenceEngine& role) { return role.snapshot_demote(snapshot); });
 }
 
 tnd_status tnd_snapshot_free(tnd_engine* engine, int32_t snapshot) {
-  return call(engine, [&](tnd::Role& role) { return role.snapshot_free(snapshot); });
+  return call(engine, &tnd_engine::sequences, "tnd_snapshot_free",
+              [&](tnd::SequenceEngine& role) { return role.snapshot_free(snapshot); });
 }
 
 tnd_status tnd_snapshot_describe(tnd_engine* engine, int32_t snapshot, tnd_snapshot_layout* layout) {
-  return call(engine, [&](tnd::Role& role) -> Status {
+  return call(engine, &tnd_engine::target, "tnd_snapshot_describe", [&](tnd::TargetEngine& role) -> Status {
     TND_TRY(need(layout, "layout"));
     const uint32_t size = layout->struct_size;
     tnd_snapshot_layout full;
@@ -252,7 +284,7 @@ tnd_status tnd_snapshot_describe(tnd_engine* engine, int32_t snapshot, tnd_snaps
 
 tnd_status tnd_snapshot_read(tnd_engine* engine, int32_t snapshot, int32_t part, uint64_t offset, void* data,
                              uint64_t bytes, uint32_t* crc) {
-  return call(engine, [&](tnd::Role& role) -> Status {
+  return call(engine, &tnd_engine::target, "tnd_snapshot_read", [&](tnd::TargetEngine& role) -> Status {
     TND_TRY(need(data, "data"));
     return role.snapshot_read(snapshot, part, offset, data, bytes, crc);
   });
@@ -260,7 +292,7 @@ tnd_status tnd_snapshot_read(tnd_engine* engine, int32_t snapshot, int32_t part,
 
 tnd_status tnd_snapshot_begin(tnd_engine* engine, const tnd_snapshot_layout* layout, int32_t base, int32_t shared_pages,
                               int32_t* snapshot) {
-  return call(engine, [&](tnd::Role& role) -> Status {
+  return call(engine, &tnd_engine::target, "tnd_snapshot_begin", [&](tnd::TargetEngine& role) -> Status {
     TND_TRY(need(snapshot, "snapshot"));
     tnd_snapshot_layout full;
     TND_TRY(read_struct(layout, "layout", &full));
@@ -270,33 +302,35 @@ tnd_status tnd_snapshot_begin(tnd_engine* engine, const tnd_snapshot_layout* lay
 
 tnd_status tnd_snapshot_write(tnd_engine* engine, int32_t snapshot, int32_t part, uint64_t offset, const void* data,
                               uint64_t bytes, uint32_t crc) {
-  return call(engine, [&](tnd::Role& role) -> Status {
+  return call(engine, &tnd_engine::target, "tnd_snapshot_write", [&](tnd::TargetEngine& role) -> Status {
     TND_TRY(need(data, "data"));
     return role.snapshot_write(snapshot, part, offset, data, bytes, crc);
   });
 }
 
 tnd_status tnd_snapshot_finish(tnd_engine* engine, int32_t snapshot) {
-  return call(engine, [&](tnd::Role& role) { return role.snapshot_finish(snapshot); });
+  return call(engine, &tnd_engine::target, "tnd_snapshot_finish", [&](tnd::TargetEngine& role) { return role.snapshot_finish(snapshot); });
 }
 
 tnd_status tnd_sequence_export_size(tnd_engine* engine, int32_t sequence, uint64_t* bytes) {
-  return call(engine, [&](tnd::Role& role) -> Status {
+  return call(engine, &tnd_engine::sequences, "tnd_sequence_export_size", [&](tnd::SequenceEngine& role) -> Status {
     TND_TRY(need(bytes, "bytes"));
     return role.export_size(sequence, bytes);
   });
 }
 
 tnd_status tnd_sequence_export(tnd_engine* engine, int32_t sequence, void* data, uint64_t bytes) {
-  return call(engine, [&](tnd::Role& role) { return role.export_to(sequence, data, bytes); });
+  return call(engine, &tnd_engine::sequences, "tnd_sequence_export",
+              [&](tnd::SequenceEngine& role) { return role.export_to(sequence, data, bytes); });
 }
 
 tnd_status tnd_sequence_import(tnd_engine* engine, int32_t sequence, const void* data, uint64_t bytes) {
-  return call(engine, [&](tnd::Role& role) { return role.import_from(sequence, data, bytes); });
+  return call(engine, &tnd_engine::sequences, "tnd_sequence_import",
+              [&](tnd::SequenceEngine& role) { return role.import_from(sequence, data, bytes); });
 }
 
 tnd_status tnd_step_run(tnd_engine* engine, const tnd_step* step) {
-  return call(engine, [&](tnd::Role& role) -> Status {
+  return call(engine, &tnd_engine::target, "tnd_step_run", [&](tnd::TargetEngine& role) -> Status {
     tnd_step full;
     TND_TRY(read_struct(step, "step", &full));
     return role.step(full);
@@ -304,7 +338,7 @@ tnd_status tnd_step_run(tnd_engine* engine, const tnd_step* step) {
 }
 
 tnd_status tnd_capture_set(tnd_engine* engine, const int32_t* layers, int32_t n) {
-  return call(engine, [&](tnd::Role& role) -> Status {
+  return call(engine, &tnd_engine::target, "tnd_capture_set", [&](tnd::TargetEngine& role) -> Status {
     if (n < 0) return errorf(TND_INVALID_ARGUMENT, "n is %d", n);
     if (n > 0) TND_TRY(need(layers, "layers"));
     const std::lock_guard<std::mutex> lock(engine->info_mutex);
@@ -313,7 +347,7 @@ tnd_status tnd_capture_set(tnd_engine* engine, const int32_t* layers, int32_t n)
 }
 
 tnd_status tnd_fuse_load(tnd_engine* engine, const char* path) {
-  return call(engine, [&](tnd::Role& role) -> Status {
+  return call(engine, &tnd_engine::target, "tnd_fuse_load", [&](tnd::TargetEngine& role) -> Status {
     TND_TRY(need(path, "path"));
     const std::lock_guard<std::mutex> lock(engine->info_mutex);
     return role.fuse_load(path);
@@ -322,42 +356,39 @@ tnd_status tnd_fuse_load(tnd_engine* engine, const char* path) {
 
 tnd_status tnd_fuse(tnd_engine* engine, int32_t n, uint32_t kind, int32_t raw_encoding, const void* raw,
                     int32_t fused_encoding, void* fused) {
-  return call(engine, [&](tnd::Role& role) -> Status {
+  return call(engine, &tnd_engine::target, "tnd_fuse", [&](tnd::TargetEngine& role) -> Status {
     TND_TRY(need(raw, "raw"));
     TND_TRY(need(fused, "fused"));
     return role.fuse(n, kind, raw_encoding, raw, fused_encoding, fused);
   });
 }
 
-tnd_status tnd_draft_append(tnd_engine* engine, int32_t sequence, int32_t position, int32_t n, int32_t encoding,
-                            const void* features) {
-  return call(engine, [&](tnd::Role& role) -> Status {
-    if (n < 0) return errorf(TND_INVALID_ARGUMENT, "n is %d", n);
-    if (n > 0) TND_TRY(need(features, "features"));
-    return role.draft_append(sequence, position, n, encoding, features);
+tnd_status tnd_draft_append(tnd_engine* engine, const tnd_feature_rows* pieces, int32_t n) {
+  return call(engine, &tnd_engine::draft, "tnd_draft_append", [&](tnd::DraftEngine& role) -> Status {
+    if (n < 1) return errorf(TND_INVALID_ARGUMENT, "n is %d", n);
+    TND_TRY(need(pieces, "pieces"));
+    return role.append(std::span<const tnd_feature_rows>(pieces, static_cast<size_t>(n)));
   });
 }
 
 tnd_status tnd_draft_propose(tnd_engine* engine, const tnd_draft_request* requests, int32_t n, int32_t* ids,
                              float* logprobs) {
-  return call(engine, [&](tnd::Role& role) -> Status {
+  return call(engine, &tnd_engine::draft, "tnd_draft_propose", [&](tnd::DraftEngine& role) -> Status {
     if (n < 1) return errorf(TND_INVALID_ARGUMENT, "n is %d", n);
     TND_TRY(need(requests, "requests"));
     TND_TRY(need(ids, "ids"));
     TND_TRY(need(logprobs, "logprobs"));
-    return role.draft_propose(std::span<const tnd_draft_request>(requests, static_cast<size_t>(n)), ids, logprobs);
+    return role.propose(std::span<const tnd_draft_request>(requests, static_cast<size_t>(n)), ids, logprobs);
   });
 }
 
-tnd_status tnd_score(tnd_engine* engine, const int32_t* ids, int32_t n, const int32_t* query_rows, int32_t n_query,
-                     uint32_t flags, float* scores) {
-  return call(engine, [&](tnd::Role& role) -> Status {
-    if (n < 1 || n_query < 1) return errorf(TND_INVALID_ARGUMENT, "n is %d, n_query %d", n, n_query);
-    TND_TRY(need(ids, "ids"));
-    TND_TRY(need(query_rows, "query_rows"));
-    TND_TRY(need(scores, "scores"));
-    return role.score(std::span<const int32_t>(ids, static_cast<size_t>(n)),
-                      std::span<const int32_t>(query_rows, static_cast<size_t>(n_query)), flags, scores);
+tnd_status tnd_score(tnd_engine* engine, const tnd_score_prompt* prompts, int32_t n_prompts, uint32_t flags,
+                     tnd_progress_fn progress, void* user) {
+  return call(engine, &tnd_engine::score, "tnd_score", [&](tnd::ScoreEngine& role) -> Status {
+    if (n_prompts < 1) return errorf(TND_INVALID_ARGUMENT, "n_prompts is %d", n_prompts);
+    TND_TRY(need(prompts, "prompts"));
+    return role.score(std::span<const tnd_score_prompt>(prompts, static_cast<size_t>(n_prompts)), flags, progress,
+                      user);
   });
 }
 

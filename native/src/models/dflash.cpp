@@ -60,19 +60,27 @@ Status DflashModel::load(WeightLoader& w, WeightLoader& tables, int32_t vocab, A
   return Status();
 }
 
-void DflashModel::append(const KvCache* caches, const int32_t* pages, int32_t position, int32_t n, int32_t encoding,
-                         const void* features, Stats* stats) {
+void DflashModel::append(const KvCache* caches, std::span<const DflashRows> pieces, Stats* stats) {
   const HParams& d = p_.decoder;
   PhaseTimer timer(stats);
-  backend_.begin_step(n > kPromptRows ? n : 0);
+  int32_t n = 0, prompts = 0;
+  for (const DflashRows& piece : pieces) {
+    n += piece.n;
+    if (piece.n > kPromptRows) prompts += piece.n;
+  }
+  backend_.begin_step(prompts);
   float* c = ws_.x;
-  const bool fused = fused_features(encoding);
-  float* const to = fused ? c : features_;
-  const int64_t count = n * int64_t{fused ? d.hidden : p_.feature_raw};
-  if (bf16_features(encoding)) {
-    backend_.upload_bf16(to, features, count);
-  } else {
-    backend_.upload(to, static_cast<const float*>(features), count);
+  const bool fused = fused_features(pieces[0].encoding);
+  const int64_t values = fused ? d.hidden : p_.feature_raw;
+  float* to = fused ? c : features_;
+  for (const DflashRows& piece : pieces) {
+    const int64_t count = piece.n * values;
+    if (bf16_features(piece.encoding)) {
+      backend_.upload_bf16(to, piece.features, count);
+    } else {
+      backend_.upload(to, static_cast<const float*>(piece.features), count);
+    }
+    to += count;
   }
   if (!fused) {
     backend_.prepare(features_, p_.feature_raw, n, p_.feature_raw, backend_.forms(*fc_), feature_acts_.get());
@@ -99,13 +107,17 @@ void DflashModel::append(const KvCache* caches, const int32_t* pages, int32_t po
   timer.mark(Counter::kMatmulNs);
 
   full_rows_.assign(static_cast<size_t>(n), AttentionRowPlan());
-  for (int32_t i = 0; i < n; ++i) {
-    full_rows_[i].slot = kv_slot(pages, position + i);
-    angles_.fill(position + i, &rope_host_[static_cast<size_t>(i) * d.rope_dims]);
+  groups_.clear();
+  int32_t row = 0;
+  for (const DflashRows& piece : pieces) {
+    groups_.push_back({row, piece.n});  // no row sees anything
+    for (int32_t i = 0; i < piece.n; ++i, ++row) {
+      full_rows_[row].slot = kv_slot(piece.pages, piece.position + i);
+      angles_.fill(piece.position + i, &rope_host_[static_cast<size_t>(row) * d.rope_dims]);
+    }
   }
   backend_.upload(rope_, rope_host_.data(), int64_t{n} * d.rope_dims);
-  const AttentionGroupPlan group{0, n};  // no row sees anything
-  const AttentionPlan plan{std::span<const AttentionGroupPlan>(&group, 1), full_rows_.data(), caches, rope_};
+  const AttentionPlan plan{groups_, full_rows_.data(), caches, rope_};
   for (size_t i = 0; i < layers_.size(); ++i) {
     AttentionIo io;
     io.k = ws_.wide + static_cast<int64_t>(2 * i) * n * width;

@@ -36,6 +36,14 @@ struct DflashLimits {
   int32_t max_top_k = 0;
 };
 
+// Feature rows of one sequence in an append.
+struct DflashRows {
+  const int32_t* pages = nullptr;  // host
+  int32_t position = 0, n = 0;     // the first row's, and how many
+  int32_t encoding = 0;  // TND_FEATURE_*: fused features are c already [n, hidden], others raw [n, feature_raw]
+  const void* features = nullptr;  // host
+};
+
 // One block of a propose.
 struct DflashBlock {
   const int32_t* pages = nullptr;  // host, up to the block's rows
@@ -58,10 +66,9 @@ class DflashModel {
   // token_embd.weight and, unless tied, output.weight.
   Status load(WeightLoader& weights, WeightLoader& tables, int32_t vocab, Arena& arena, const DflashLimits& limits);
 
-  // append caches K/V of n <= append_rows positions starting at `position` in pages of the pool, caches host [layers].
-  // encoding: TND_FEATURE_*; fused features are c already [n, hidden], others raw [n, feature_raw].
-  void append(const KvCache* caches, const int32_t* pages, int32_t position, int32_t n, int32_t encoding,
-              const void* features, Stats* stats);
+  // append caches K/V of together at most append_rows positions in pages of the pool, caches host [layers]. The pieces
+  // are all fused or all raw; those of more than kPromptRows rows have the contract of prompts and come first.
+  void append(const KvCache* caches, std::span<const DflashRows> pieces, Stats* stats);
 
   // propose runs one pass over all blocks; stride: elements between positions in ids and logprobs.
   void propose(const KvCache* caches, std::span<const DflashBlock> blocks, int32_t stride, Stats* stats);

@@ -81,7 +81,7 @@ void ScorerModel::query_rows(const Layer& l, std::span<const int32_t> query, boo
 }
 
 Status ScorerModel::layer(int32_t index, int32_t n, std::span<const int32_t> query, bool rotated, bool last,
-                          const std::atomic<bool>* cancel, PhaseTimer& timer) {
+                          const std::atomic<bool>* cancel, PhaseTimer& timer, ScoreProgress* progress) {
   const Layer& l = layers_[index];
   const Attention& a = l.attention;
   const int64_t q_width = int64_t{p_.q_heads} * p_.head_dim, kv_width = int64_t{p_.kv_heads} * p_.head_dim;
@@ -122,11 +122,13 @@ Status ScorerModel::layer(int32_t index, int32_t n, std::span<const int32_t> que
     const AttentionIo io{last ? nullptr : q, k, last ? nullptr : v};
     backend_.score_chunk(a.layer, c, io, backend_.forms(*a.o), ws_.acts.get());
     timer.mark(Counter::kAttentionNs);
-    if (last) continue;
-    const Product out{a.o.get(), ws_.x, p_.hidden, ws_.x};
-    backend_.matmul(std::span<const Product>(&out, 1), *ws_.acts, rows);
-    timer.mark(Counter::kMatmulNs);
-    l.mlp.forward(backend_, p_, ws_, rows, timer);
+    if (!last) {
+      const Product out{a.o.get(), ws_.x, p_.hidden, ws_.x};
+      backend_.matmul(std::span<const Product>(&out, 1), *ws_.acts, rows);
+      timer.mark(Counter::kMatmulNs);
+      l.mlp.forward(backend_, p_, ws_, rows, timer);
+    }
+    if (progress != nullptr) progress->add(rows);
   }
   if (!query.empty()) backend_.score_peaks(query, p_.q_heads, dots_, best_, limits_.max_tokens);
   timer.mark(Counter::kHeadNs);
@@ -134,7 +136,7 @@ Status ScorerModel::layer(int32_t index, int32_t n, std::span<const int32_t> que
 }
 
 Status ScorerModel::score(std::span<const int32_t> ids, std::span<const int32_t> query, bool rotated,
-                          const std::atomic<bool>* cancel, Stats* stats, float* scores) {
+                          const std::atomic<bool>* cancel, Stats* stats, float* scores, ScoreProgress* progress) {
   PhaseTimer timer(stats);
   const int32_t n = static_cast<int32_t>(ids.size());
   const auto best = [&](size_t t) { return best_ + static_cast<int64_t>(t) * limits_.max_tokens; };
@@ -142,7 +144,7 @@ Status ScorerModel::score(std::span<const int32_t> ids, std::span<const int32_t>
   embed(ids);
   timer.mark(Counter::kEmbedNs);
   for (int32_t i = 0; i < p_.n_layers; ++i) {
-    TND_TRY(layer(i, n, query, rotated, i + 1 == p_.n_layers, cancel, timer));
+    TND_TRY(layer(i, n, query, rotated, i + 1 == p_.n_layers, cancel, timer, progress));
   }
   std::vector<float> row(ids.size());
   std::fill_n(scores, ids.size(), 0.0f);
@@ -160,7 +162,7 @@ const float* ScorerModel::forward(std::span<const int32_t> ids, Stats* stats) {
   PhaseTimer timer(stats);
   embed(ids);
   for (int32_t i = 0; i < p_.n_layers; ++i) {
-    (void)layer(i, static_cast<int32_t>(ids.size()), {}, false, false, nullptr, timer).ok();
+    (void)layer(i, static_cast<int32_t>(ids.size()), {}, false, false, nullptr, timer, nullptr).ok();
   }
   return x_;
 }

@@ -20,6 +20,7 @@
 
 #include "core/stats.h"
 #include "models/layers.h"
+#include "tandem/engine.h"
 
 namespace tnd {
 
@@ -27,6 +28,18 @@ struct ScorerLimits {
   int32_t max_tokens = 0;  // of a prompt
   int32_t max_query = 0;   // query rows
   int32_t chunk = 0;       // positions processed together, multiple of 16
+};
+
+// Where a call stands, in rows times layers.
+struct ScoreProgress {
+  tnd_progress_fn report = nullptr;
+  void* user = nullptr;
+  uint64_t done = 0, total = 0;
+
+  void add(int32_t rows) {
+    done += static_cast<uint64_t>(rows);
+    if (report != nullptr) report(user, done, total);
+  }
 };
 
 class ScorerModel {
@@ -37,8 +50,9 @@ class ScorerModel {
   Status load(WeightLoader& weights, Arena& arena, const ScorerLimits& limits);
 
   // score fills scores [ids.size()]. query ascending positions, at most max_query. TND_CANCELED when the flag was set.
+  // progress may be nullptr.
   Status score(std::span<const int32_t> ids, std::span<const int32_t> query, bool rotated,
-               const std::atomic<bool>* cancel, Stats* stats, float* scores);
+               const std::atomic<bool>* cancel, Stats* stats, float* scores, ScoreProgress* progress = nullptr);
 
   // forward runs all layers completely and returns the residual stream, backend [ids.size(), hidden]; for tests that
   // compare the model's logits.
@@ -54,7 +68,7 @@ class ScorerModel {
   void embed(std::span<const int32_t> ids);
   void query_rows(const Layer& l, std::span<const int32_t> query, bool rotated);
   Status layer(int32_t index, int32_t n, std::span<const int32_t> query, bool rotated, bool last,
-               const std::atomic<bool>* cancel, PhaseTimer& timer);
+               const std::atomic<bool>* cancel, PhaseTimer& timer, ScoreProgress* progress);
 
   const HParams p_;
   Backend& backend_;

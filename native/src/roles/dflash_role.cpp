@@ -1,4 +1,4 @@
-// The draft role: sequences of cached K/V, draft_append and draft_propose over DflashModel, snapshots and export.
+// The draft role: sequences of cached K/V, append and propose over DflashModel, snapshots and export.
 //
 // Payload of a sequence of n positions: per layer n rows of K [kv_heads, dim] then V [kv_heads, dim] in cache types.
 // The identity of an export is a checksum over shapes and norms of the draft.
@@ -16,7 +16,7 @@
 namespace tnd {
 namespace {
 
-class DraftRole final : public Role {
+class DraftRole final : public DraftEngine {
  public:
   explicit DraftRole(const OpenContext& context) : c_(context) {}
   ~DraftRole() override {
@@ -25,7 +25,6 @@ class DraftRole final : public Role {
 
   Status open();
 
-  const char* role_name() const override { return "draft"; }
   void info(tnd_info* out) const override;
   void memory(std::vector<tnd_stat>* out) const override;
   Status sequence_create(int32_t* sequence) override;
@@ -40,8 +39,8 @@ class DraftRole final : public Role {
   Status export_size(int32_t sequence, uint64_t* bytes) override;
   Status export_to(int32_t sequence, void* data, uint64_t bytes) override;
   Status import_from(int32_t sequence, const void* data, uint64_t bytes) override;
-  Status draft_append(int32_t sequence, int32_t position, int32_t n, int32_t encoding, const void* features) override;
-  Status draft_propose(std::span<const tnd_draft_request> requests, int32_t* ids, float* logprobs) override;
+  Status append(std::span<const tnd_feature_rows> pieces) override;
+  Status propose(std::span<const tnd_draft_request> requests, int32_t* ids, float* logprobs) override;
 
  private:
   struct Sequence {
@@ -57,8 +56,12 @@ class DraftRole final : public Role {
   uint64_t fingerprint(const DflashFile& draft) const;
   SavedParts parts(const Sequence& s, int32_t length) const;
   uint64_t available() const;
-  // need is what a call needs of the pool to write `rows` rows after the positions of a sequence.
-  int32_t need(const Sequence& s, int32_t rows, std::span<const tnd_draft_request> before) const;
+  // need is what a call needs of the pool to write `rows` rows after the positions of a sequence, after it wrote to the
+  // sequences `before`.
+  int32_t need(const Sequence& s, int32_t rows, std::span<const int32_t> before) const;
+  Status check_append(std::span<const tnd_feature_rows> pieces);
+  // append_pass appends the cuts [from, end), together at most append_rows_ rows of one kind.
+  void append_pass(size_t from, size_t end);
   Status no_pages(const char* what, int32_t index, const Sequence& s, int32_t needed, int32_t free) const;
   // extend gives a sequence the pages for it; the page of its tip becomes its own.
   bool extend(Sequence* s, int32_t rows);
@@ -77,6 +80,16 @@ class DraftRole final : public Role {
   std::vector<Sequence> sequences_;
   SavedSequences saved_;
   std::vector<DflashBlock> blocks_;
+
+  // Of the current call, reused.
+  struct Cut {
+    int32_t sequence = 0;
+    DflashRows rows;
+  };
+  std::vector<int32_t> written_;  // sequences that it writes to
+  std::vector<int32_t> more_;     // [max_sequences] rows that it appends
+  std::vector<Cut> cuts_;         // pieces of an append, cut at append_rows_ rows
+  std::vector<DflashRows> pass_;
 };
 
 constexpr int32_t kMaxSequences = 4096;
@@ -353,14 +366,14 @@ Status DraftRole::import_from(int32_t sequence, const void* data, uint64_t bytes
   return saved_.import_from(data, parts(*s, s->length));
 }
 
-// Requests before this one copy the page of their tip, too: the last one who holds it keeps it.
-int32_t DraftRole::need(const Sequence& s, int32_t rows, std::span<const tnd_draft_request> before) const {
+// Sequences before this one copy the page of their tip, too: the last one who holds it keeps it.
+int32_t DraftRole::need(const Sequence& s, int32_t rows, std::span<const int32_t> before) const {
   const int32_t more = kv_pages(int64_t{s.length} + rows) - s.pages.count();
   if (s.length % kKvPage == 0 || rows == 0) return more;
   const int32_t page = s.pages.pages().back();
   int32_t others = pool_.refs(page) - 1;
-  for (const tnd_draft_request& r : before) {
-    const Sequence& other = sequences_[static_cast<size_t>(r.sequence)];
+  for (const int32_t sequence : before) {
+    const Sequence& other = sequences_[static_cast<size_t>(sequence)];
     others -= other.length % kKvPage != 0 && other.pages.pages().back() == page ? 1 : 0;
   }
   return more + (others > 0 ? 1 : 0);
@@ -380,46 +393,101 @@ bool DraftRole::extend(Sequence* s, int32_t rows) {
   return copied;
 }
 
-Status DraftRole::draft_append(int32_t sequence, int32_t position, int32_t n, int32_t encoding, const void* features) {
-  const int64_t start = PhaseTimer::now();
-  Sequence* s = nullptr;
-  TND_TRY(find(sequence, &s));
-  if (n < 0 || (n > 0 && features == nullptr)) return errorf(TND_INVALID_ARGUMENT, "n is %d, features missing", n);
-  if (position != s->length) {
-    return errorf(TND_FAILED_PRECONDITION, "position %d: the sequence has %d positions, the next one is wanted",
-                  position, s->length);
-  }
-  if (n > plan_.max_context - position) {
-    return errorf(TND_RESOURCE_EXHAUSTED, "%d positions after %d exceed max_context %d", n, position,
-                  plan_.max_context);
-  }
-  if (!known_features(encoding)) {
-    return errorf(TND_INVALID_ARGUMENT, "encoding %d is not one of TND_FEATURE_*", encoding);
-  }
-  const int64_t row_bytes =
-      int64_t{fused_features(encoding) ? p_.decoder.hidden : p_.feature_raw} * (bf16_features(encoding) ? 2 : 4);
-  const int32_t needed = need(*s, n, {});
-  if (needed > pool_.free()) return no_pages("sequence", sequence, *s, needed, pool_.free());
-  extend(s, n);
-  for (int32_t done = 0; done < n;) {
-    if (c_.cancel->load(std::memory_order_relaxed)) {
-      pool_.resize(&s->pages, kv_pages(s->length));
-      return errorf(TND_CANCELED, "cancelled after %d of %d positions", done, n);
+Status DraftRole::check_append(std::span<const tnd_feature_rows> pieces) {
+  more_.assign(sequences_.size(), 0);
+  written_.clear();
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const tnd_feature_rows& r = pieces[i];
+    Sequence* s = nullptr;
+    TND_TRY(find(r.sequence, &s));
+    if (r.n_rows < 0 || (r.n_rows > 0 && r.features == nullptr)) {
+      return errorf(TND_INVALID_ARGUMENT, "pieces[%zu].n_rows is %d, features %s", i, r.n_rows,
+                    r.features == nullptr ? "are missing" : "are there");
     }
-    const int32_t rows = std::min(n - done, append_rows_);
-    const auto* from = static_cast<const uint8_t*>(features) + done * row_bytes;
-    model_->append(caches_.data(), s->pages.places(), position + done, rows, encoding, from, c_.stats);
-    done += rows;
-    // A proposal comes next and is recorded while the device works on the last rows.
-    TND_TRY(done < n ? c_.backend->sync() : c_.backend->start());
-    s->length += rows;
+    int32_t* const more = &more_[static_cast<size_t>(r.sequence)];
+    if (r.position != s->length + *more) {
+      return errorf(TND_FAILED_PRECONDITION,
+                    "pieces[%zu].position is %d: the sequence has %d positions, the next one is wanted", i, r.position,
+                    s->length + *more);
+    }
+    if (r.n_rows > plan_.max_context - r.position) {
+      return errorf(TND_RESOURCE_EXHAUSTED, "pieces[%zu].n_rows: %d positions after %d exceed max_context %d", i,
+                    r.n_rows, r.position, plan_.max_context);
+    }
+    if (!known_features(r.encoding)) {
+      return errorf(TND_INVALID_ARGUMENT, "pieces[%zu].encoding %d is not one of TND_FEATURE_*", i, r.encoding);
+    }
+    if (*more == 0 && r.n_rows > 0) written_.push_back(r.sequence);
+    *more += r.n_rows;
   }
-  c_.stats->add(Counter::kDraftAppends, static_cast<uint64_t>(n));
+  int32_t free = pool_.free();
+  for (size_t i = 0; i < written_.size(); ++i) {
+    const Sequence& s = sequences_[static_cast<size_t>(written_[i])];
+    const int32_t needed =
+        need(s, more_[static_cast<size_t>(written_[i])], std::span<const int32_t>(written_).first(i));
+    if (needed > free) return no_pages("sequence", written_[i], s, needed, free);
+    free -= needed;
+  }
+  return Status();
+}
+
+void DraftRole::append_pass(size_t from, size_t end) {
+  pass_.clear();
+  for (const bool prompts : {true, false}) {
+    for (size_t i = from; i < end; ++i) {
+      if ((cuts_[i].rows.n > kPromptRows) == prompts) pass_.push_back(cuts_[i].rows);
+    }
+  }
+  model_->append(caches_.data(), pass_, c_.stats);
+}
+
+Status DraftRole::append(std::span<const tnd_feature_rows> pieces) {
+  const int64_t start = PhaseTimer::now();
+  TND_TRY(check_append(pieces));
+  for (const int32_t sequence : written_) {
+    extend(&sequences_[static_cast<size_t>(sequence)], more_[static_cast<size_t>(sequence)]);
+  }
+  cuts_.clear();
+  int32_t total = 0, done = 0;
+  for (const tnd_feature_rows& r : pieces) {
+    const int64_t row_bytes =
+        int64_t{fused_features(r.encoding) ? p_.decoder.hidden : p_.feature_raw} * (bf16_features(r.encoding) ? 2 : 4);
+    const int32_t* const pages = sequences_[static_cast<size_t>(r.sequence)].pages.places();
+    for (int32_t at = 0; at < r.n_rows; at += append_rows_) {
+      cuts_.push_back({r.sequence,
+                       {pages, r.position + at, std::min(r.n_rows - at, append_rows_), r.encoding,
+                        static_cast<const uint8_t*>(r.features) + at * row_bytes}});
+    }
+    total += r.n_rows;
+  }
+  for (size_t from = 0; from < cuts_.size();) {
+    if (c_.cancel->load(std::memory_order_relaxed)) {
+      for (const int32_t sequence : written_) {
+        Sequence& s = sequences_[static_cast<size_t>(sequence)];
+        pool_.resize(&s.pages, kv_pages(s.length));
+      }
+      return errorf(TND_CANCELED, "cancelled after %d of %d positions", done, total);
+    }
+    const bool fused = fused_features(cuts_[from].rows.encoding);
+    size_t end = from;
+    for (int32_t rows = 0; end < cuts_.size(); ++end) {
+      rows += cuts_[end].rows.n;
+      if (rows > append_rows_ || fused_features(cuts_[end].rows.encoding) != fused) break;
+    }
+    append_pass(from, end);
+    // A proposal comes next and is recorded while the device works on the last rows.
+    TND_TRY(end < cuts_.size() ? c_.backend->sync() : c_.backend->start());
+    for (; from < end; ++from) {
+      sequences_[static_cast<size_t>(cuts_[from].sequence)].length += cuts_[from].rows.n;
+      done += cuts_[from].rows.n;
+    }
+  }
+  c_.stats->add(Counter::kDraftAppends, static_cast<uint64_t>(total));
   c_.stats->add(Counter::kDraftNs, static_cast<uint64_t>(PhaseTimer::now() - start));
   return Status();
 }
 
-Status DraftRole::draft_propose(std::span<const tnd_draft_request> requests, int32_t* ids, float* logprobs) {
+Status DraftRole::propose(std::span<const tnd_draft_request> requests, int32_t* ids, float* logprobs) {
   const int64_t start = PhaseTimer::now();
   const int32_t stride = c_.options.max_top_k;
   const int64_t per_request = int64_t{p_.block - 1} * stride;
@@ -429,6 +497,7 @@ Status DraftRole::draft_propose(std::span<const tnd_draft_request> requests, int
   if (requests.empty()) return Status();
   if (ids == nullptr || logprobs == nullptr) return Status(TND_INVALID_ARGUMENT, "ids or logprobs is missing");
   blocks_.clear();
+  written_.clear();
   int32_t needed = 0;
   for (size_t i = 0; i < requests.size(); ++i) {
     const tnd_draft_request& r = requests[i];
@@ -456,9 +525,10 @@ Status DraftRole::draft_propose(std::span<const tnd_draft_request> requests, int
       return errorf(TND_INVALID_ARGUMENT, "request %d: position %d, must be %d (positions appended) to %d", n,
                     r.position, s->length, plan_.max_context);
     }
-    const int32_t free = pool_.free() - needed, more = need(*s, r.block, requests.first(i));
+    const int32_t free = pool_.free() - needed, more = need(*s, r.block, written_);
     if (more > free) return no_pages("request", n, *s, more, free);
     needed += more;
+    written_.push_back(r.sequence);
   }
   bool copied = false;
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -486,7 +556,7 @@ Status DraftRole::draft_propose(std::span<const tnd_draft_request> requests, int
 
 }  // namespace
 
-Status open_draft(const OpenContext& context, std::unique_ptr<Role>* out) {
+Status open_draft(const OpenContext& context, std::unique_ptr<DraftEngine>* out) {
   auto role = std::make_unique<DraftRole>(context);
   TND_TRY(role->open());
   *out = std::move(role);

@@ -1,6 +1,6 @@
-// What stands behind an engine handle: one Role per engine, chosen by tnd_open_options.role. The C functions of
-// tandem/engine.h (engine.cpp) check nothing but handles and forward here; a role overrides what it can do, everything
-// else answers TND_FAILED_PRECONDITION naming the role.
+// What stands behind an engine handle: a TargetEngine, a DraftEngine or a ScoreEngine, chosen by tnd_open_options.role. The
+// C functions of tandem/engine.h (api/engine.cpp) check handles, pointers and whether the engine's role has the call, and
+// forward here.
 #pragma once
 
 #include <atomic>
@@ -46,61 +46,67 @@ inline void add_stat(std::vector<tnd_stat>* out, const char* name, uint64_t valu
   out->push_back(s);
 }
 
+// What engines of all roles have in common.
 class Role {
  public:
   virtual ~Role() = default;
-  virtual const char* role_name() const = 0;  // "target", "draft", "score"
 
   // info fills everything but struct_size, role, backend and device.
   virtual void info(tnd_info* out) const = 0;
   // memory appends planned bytes by purpose; callable from any thread.
   virtual void memory(std::vector<tnd_stat>* out) const = 0;
+};
 
-  virtual Status sequence_create(int32_t*) { return unsupported("sequences"); }
-  virtual Status sequence_fork(int32_t, int32_t*) { return unsupported("sequences"); }
-  virtual Status sequence_free(int32_t) { return unsupported("sequences"); }
-  virtual Status sequence_length(int32_t, int32_t*) { return unsupported("sequences"); }
-  virtual Status sequence_truncate(int32_t, int32_t) { return unsupported("sequences"); }
-  virtual Status sequence_sampler(int32_t, const tnd_sampler&) { return unsupported("samplers"); }
-  virtual Status snapshot_create(int32_t, int32_t*) { return unsupported("snapshots"); }
-  virtual Status snapshot_restore(int32_t, int32_t) { return unsupported("snapshots"); }
-  virtual Status snapshot_demote(int32_t) { return unsupported("snapshots"); }
-  virtual Status snapshot_free(int32_t) { return unsupported("snapshots"); }
-  virtual Status snapshot_describe(int32_t, tnd_snapshot_layout*) { return unsupported("snapshots in parts"); }
-  virtual Status snapshot_read(int32_t, int32_t, uint64_t, void*, uint64_t, uint32_t*) {
-    return unsupported("snapshots in parts");
-  }
-  virtual Status snapshot_begin(const tnd_snapshot_layout&, int32_t, int32_t, int32_t*) {
-    return unsupported("snapshots in parts");
-  }
-  virtual Status snapshot_write(int32_t, int32_t, uint64_t, const void*, uint64_t, uint32_t) {
-    return unsupported("snapshots in parts");
-  }
-  virtual Status snapshot_finish(int32_t) { return unsupported("snapshots in parts"); }
-  virtual Status export_size(int32_t, uint64_t*) { return unsupported("export"); }
-  virtual Status export_to(int32_t, void*, uint64_t) { return unsupported("export"); }
-  virtual Status import_from(int32_t, const void*, uint64_t) { return unsupported("import"); }
-  virtual Status step(const tnd_step&) { return unsupported("step"); }
-  virtual Status capture_set(std::span<const int32_t>) { return unsupported("feature capture"); }
-  virtual Status fuse_load(const char*) { return unsupported("feature fusing"); }
-  virtual Status fuse(int32_t, uint32_t, int32_t, const void*, int32_t, void*) { return unsupported("feature fusing"); }
-  virtual Status draft_append(int32_t, int32_t, int32_t, int32_t, const void*) { return unsupported("draft_append"); }
-  virtual Status draft_propose(std::span<const tnd_draft_request>, int32_t*, float*) {
-    return unsupported("draft_propose");
-  }
-  virtual Status score(std::span<const int32_t>, std::span<const int32_t>, uint32_t, float*) {
-    return unsupported("score");
-  }
+// What targets and drafts have in common: sequences and snapshots of them.
+class SequenceEngine : public Role {
+ public:
+  virtual Status sequence_create(int32_t* sequence) = 0;
+  virtual Status sequence_fork(int32_t sequence, int32_t* fork) = 0;
+  virtual Status sequence_free(int32_t sequence) = 0;
+  virtual Status sequence_length(int32_t sequence, int32_t* length) = 0;
+  virtual Status sequence_truncate(int32_t sequence, int32_t length) = 0;
+  virtual Status snapshot_create(int32_t sequence, int32_t* snapshot) = 0;
+  virtual Status snapshot_restore(int32_t snapshot, int32_t sequence) = 0;
+  virtual Status snapshot_demote(int32_t snapshot) = 0;
+  virtual Status snapshot_free(int32_t snapshot) = 0;
+  virtual Status export_size(int32_t sequence, uint64_t* bytes) = 0;
+  virtual Status export_to(int32_t sequence, void* data, uint64_t bytes) = 0;
+  virtual Status import_from(int32_t sequence, const void* data, uint64_t bytes) = 0;
+};
 
- protected:
-  Status unsupported(const char* what) const {
-    return errorf(TND_FAILED_PRECONDITION, "an engine of role %s has no %s", role_name(), what);
-  }
+class TargetEngine : public SequenceEngine {
+ public:
+  virtual Status sequence_sampler(int32_t sequence, const tnd_sampler& sampler) = 0;
+  virtual Status snapshot_describe(int32_t snapshot, tnd_snapshot_layout* layout) = 0;
+  virtual Status snapshot_read(int32_t snapshot, int32_t part, uint64_t offset, void* data, uint64_t bytes,
+                               uint32_t* crc) = 0;
+  virtual Status snapshot_begin(const tnd_snapshot_layout& layout, int32_t base, int32_t shared_pages,
+                                int32_t* snapshot) = 0;
+  virtual Status snapshot_write(int32_t snapshot, int32_t part, uint64_t offset, const void* data, uint64_t bytes,
+                                uint32_t crc) = 0;
+  virtual Status snapshot_finish(int32_t snapshot) = 0;
+  virtual Status step(const tnd_step& step) = 0;
+  virtual Status capture_set(std::span<const int32_t> layers) = 0;
+  virtual Status fuse_load(const char* path) = 0;
+  virtual Status fuse(int32_t n, uint32_t kind, int32_t raw_encoding, const void* raw, int32_t fused_encoding,
+                      void* fused) = 0;
+};
+
+class DraftEngine : public SequenceEngine {
+ public:
+  virtual Status append(std::span<const tnd_feature_rows> pieces) = 0;
+  virtual Status propose(std::span<const tnd_draft_request> requests, int32_t* ids, float* logprobs) = 0;
+};
+
+class ScoreEngine : public Role {
+ public:
+  virtual Status score(std::span<const tnd_score_prompt> prompts, uint32_t flags, tnd_progress_fn progress,
+                       void* user) = 0;
 };
 
 // The factories load the model and plan all memory. Errors as tnd_open has them.
-Status open_target(const OpenContext& context, std::unique_ptr<Role>* out);
-Status open_draft(const OpenContext& context, std::unique_ptr<Role>* out);
-Status open_score(const OpenContext& context, std::unique_ptr<Role>* out);
+Status open_target(const OpenContext& context, std::unique_ptr<TargetEngine>* out);
+Status open_draft(const OpenContext& context, std::unique_ptr<DraftEngine>* out);
+Status open_score(const OpenContext& context, std::unique_ptr<ScoreEngine>* out);
 
 }  // namespace tnd

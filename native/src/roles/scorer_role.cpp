@@ -12,7 +12,7 @@ constexpr int32_t kMaxQuery = 32;        // scoring rows of a call; the rule of 
 constexpr int32_t kDefaultChunk = 1024;  // positions: activations of a chunk stay in cache, matmuls are wide enough
 constexpr int32_t kMinTokens = 256;
 
-class ScoreRole final : public Role {
+class ScoreRole final : public ScoreEngine {
  public:
   explicit ScoreRole(const OpenContext& context) : c_(context) {}
   ~ScoreRole() override {
@@ -21,14 +21,15 @@ class ScoreRole final : public Role {
 
   Status open();
 
-  const char* role_name() const override { return "score"; }
   void info(tnd_info* out) const override;
   void memory(std::vector<tnd_stat>* out) const override;
-  Status score(std::span<const int32_t> ids, std::span<const int32_t> query, uint32_t flags, float* scores) override;
+  Status score(std::span<const tnd_score_prompt> prompts, uint32_t flags, tnd_progress_fn progress,
+               void* user) override;
 
  private:
   Status build(const gguf::File& file, int32_t tokens, Arena& arena);
   Status plan(const gguf::File& file);
+  Status check(const tnd_score_prompt& prompt, size_t index) const;
 
   OpenContext c_;
   HParams p_;
@@ -137,38 +138,57 @@ void ScoreRole::memory(std::vector<tnd_stat>* out) const {
   }
 }
 
-Status ScoreRole::score(std::span<const int32_t> ids, std::span<const int32_t> query, uint32_t flags, float* scores) {
+Status ScoreRole::check(const tnd_score_prompt& p, size_t index) const {
+  if (p.n < 1 || p.ids == nullptr || p.scores == nullptr) {
+    return errorf(TND_INVALID_ARGUMENT, "prompts[%zu].n is %d, ids or scores are missing", index, p.n);
+  }
+  if (p.n > max_tokens_) {
+    return errorf(TND_RESOURCE_EXHAUSTED,
+                  "prompts[%zu].n is %d tokens, the memory planned at open holds %d (max_context)", index, p.n,
+                  max_tokens_);
+  }
+  if (p.n_query < 1 || p.n_query > kMaxQuery || p.query_rows == nullptr) {
+    return errorf(TND_INVALID_ARGUMENT, "prompts[%zu].n_query is %d, must be 1..%d", index, p.n_query, kMaxQuery);
+  }
+  for (int32_t i = 0; i < p.n_query; ++i) {
+    if (p.query_rows[i] < 0 || p.query_rows[i] >= p.n || (i > 0 && p.query_rows[i] <= p.query_rows[i - 1])) {
+      return errorf(TND_INVALID_ARGUMENT,
+                    "prompts[%zu].query_rows[%d] is %d: positions must ascend and lie below n = %d", index, i,
+                    p.query_rows[i], p.n);
+    }
+  }
+  for (int32_t i = 0; i < p.n; ++i) {
+    if (p.ids[i] < 0 || p.ids[i] >= p_.vocab) {
+      return errorf(TND_INVALID_ARGUMENT, "prompts[%zu].ids[%d] is %d, the vocabulary has %d", index, i, p.ids[i],
+                    p_.vocab);
+    }
+  }
+  return Status();
+}
+
+Status ScoreRole::score(std::span<const tnd_score_prompt> prompts, uint32_t flags, tnd_progress_fn progress,
+                        void* user) {
   const int64_t start = PhaseTimer::now();
-  if (ids.empty() || scores == nullptr) return errorf(TND_INVALID_ARGUMENT, "n is %zu, scores missing", ids.size());
-  if (ids.size() > static_cast<size_t>(max_tokens_)) {
-    return errorf(TND_RESOURCE_EXHAUSTED, "n is %zu tokens, the memory planned at open holds %d (max_context)",
-                  ids.size(), max_tokens_);
-  }
   if ((flags & ~TND_SCORE_ROTATED) != 0) return errorf(TND_INVALID_ARGUMENT, "flags 0x%x are unknown", flags);
-  if (query.empty() || query.size() > kMaxQuery) {
-    return errorf(TND_INVALID_ARGUMENT, "n_query is %zu, must be 1..%d", query.size(), kMaxQuery);
+  ScoreProgress at{progress, user};
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    TND_TRY(check(prompts[i], i));
+    at.total += static_cast<uint64_t>(prompts[i].n) * static_cast<uint64_t>(p_.n_layers);
   }
-  for (size_t i = 0; i < query.size(); ++i) {
-    if (query[i] < 0 || static_cast<size_t>(query[i]) >= ids.size() || (i > 0 && query[i] <= query[i - 1])) {
-      return errorf(TND_INVALID_ARGUMENT, "query_rows[%zu] is %d: positions must ascend and lie below n = %zu", i,
-                    query[i], ids.size());
-    }
+  for (const tnd_score_prompt& p : prompts) {
+    const std::span<const int32_t> ids(p.ids, static_cast<size_t>(p.n));
+    const std::span<const int32_t> query(p.query_rows, static_cast<size_t>(p.n_query));
+    TND_TRY(model_->score(ids, query, (flags & TND_SCORE_ROTATED) != 0, c_.cancel, c_.stats, p.scores, &at));
+    TND_TRY(c_.backend->sync());
   }
-  for (size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] < 0 || ids[i] >= p_.vocab) {
-      return errorf(TND_INVALID_ARGUMENT, "ids[%zu] is %d, the vocabulary has %d", i, ids[i], p_.vocab);
-    }
-  }
-  TND_TRY(model_->score(ids, query, (flags & TND_SCORE_ROTATED) != 0, c_.cancel, c_.stats, scores));
-  TND_TRY(c_.backend->sync());
-  c_.stats->add(Counter::kScoreCalls, 1);
+  c_.stats->add(Counter::kScoreCalls, prompts.size());
   c_.stats->add(Counter::kScoreNs, static_cast<uint64_t>(PhaseTimer::now() - start));
   return Status();
 }
 
 }  // namespace
 
-Status open_score(const OpenContext& context, std::unique_ptr<Role>* out) {
+Status open_score(const OpenContext& context, std::unique_ptr<ScoreEngine>* out) {
   auto role = std::make_unique<ScoreRole>(context);
   TND_TRY(role->open());
   *out = std::move(role);

@@ -51,7 +51,7 @@ Status out_of_range(const char* field, int64_t value, int64_t low, int64_t high)
 
 }  // namespace
 
-Status open_target(const OpenContext& context, std::unique_ptr<Role>* out) {
+Status open_target(const OpenContext& context, std::unique_ptr<TargetEngine>* out) {
   const tnd_open_options& o = context.options;
   if (o.max_tree_rows < 1 || o.max_tree_rows > kMaxTreeRows) {
     return out_of_range("max_tree_rows", o.max_tree_rows, 1, kMaxTreeRows);
@@ -235,6 +235,7 @@ void TargetRole::info(tnd_info* out) const {
   for (size_t i = 0; i < capture_.size(); ++i) out->capture_layers[i] = capture_[i];
   out->feature_raw = static_cast<int32_t>(capture_.size()) * p_.hidden;
   out->feature_fused = fc_ ? static_cast<int32_t>(fc_->n) : 0;
+  out->fuse_raw = fc_ ? static_cast<int32_t>(fc_->k) : 0;
   out->recurrent = recurrent() ? 1 : 0;
   out->kv_bytes_per_token = static_cast<uint64_t>(attention_layers_) * c_.backend->kv_row_bytes(kv_);
   const DeltaShape shape = model_->delta_shape();

@@ -18,14 +18,13 @@
 
 namespace tnd {
 
-class TargetRole final : public Role {
+class TargetRole final : public TargetEngine {
  public:
   explicit TargetRole(const OpenContext& context) : c_(context), planner_(context.options.max_tree_rows) {}
   ~TargetRole() override;
 
   Status open();
 
-  const char* role_name() const override { return "target"; }
   void info(tnd_info* out) const override;
   void memory(std::vector<tnd_stat>* out) const override;
 

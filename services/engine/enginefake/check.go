@@ -38,8 +38,12 @@ func (e *Engine) check(step *engine.Step) error {
 	if first && len(step.HiddenIn) != 0 {
 		return bad("hidden_in", "an engine that starts at layer 0 takes tokens")
 	}
-	if !first && len(step.HiddenIn) != n*e.m.o.Hidden {
-		return bad("hidden_in", "must have %d values, got %d", n*e.m.o.Hidden, len(step.HiddenIn))
+	width := e.m.o.Hidden * step.Hidden.Bytes()
+	if width == 0 {
+		return bad("hidden_encoding", "unknown encoding %d", step.Hidden)
+	}
+	if !first && len(step.HiddenIn) != n*width {
+		return bad("hidden_in", "must have %d bytes, got %d", n*width, len(step.HiddenIn))
 	}
 	if step.Features < engine.FeatureNone || step.Features > engine.FeatureFusedF32 {
 		return bad("feature_encoding", "unknown encoding %d", step.Features)

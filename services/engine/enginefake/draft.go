@@ -2,6 +2,7 @@ package enginefake
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -48,24 +49,22 @@ func checkPath(field, path string) error {
 	return nil
 }
 
-// Propose implements engine.Engine.
-func (e *Engine) Propose(ctx context.Context, features []engine.FeatureRows, requests []engine.DraftRequest, result *engine.DraftResult) error {
+// Propose implements engine.Draft.
+func (e *Draft) Propose(ctx context.Context, features []engine.FeatureRows, requests []engine.DraftRequest, result *engine.DraftResult) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
 	defer e.leave()
-	if e.options.Role != engine.RoleDraft {
-		return rpcerr.FailedPrecondition("role: only drafts propose")
-	}
 	start := time.Now()
 	e.proposals.Add(1)
 	if err := e.strike(); err != nil {
 		return err
 	}
+	if err := e.checkAppend(features); err != nil {
+		return err
+	}
 	for i := range features {
-		if err := e.appendRows(&features[i]); err != nil {
-			return err
-		}
+		e.appendRows(&features[i])
 	}
 	result.AppendNanos = int64(time.Since(start))
 	need := 0
@@ -102,32 +101,58 @@ func (e *Engine) Propose(ctx context.Context, features []engine.FeatureRows, req
 	return nil
 }
 
-func (e *Engine) appendRows(f *engine.FeatureRows) error {
+// checkAppend holds features to the contract, all pieces before anything changes.
+func (e *Engine) checkAppend(features []engine.FeatureRows) error {
 	bad := rpcerr.InvalidArgument
-	s, err := e.whole(f.Sequence)
-	if err != nil {
-		return err
+	more := map[engine.Sequence]int{}
+	for i := range features {
+		f := &features[i]
+		s, err := e.whole(f.Sequence)
+		if err != nil {
+			return err
+		}
+		name := func(field string) string { return fmt.Sprintf("pieces[%d].%s", i, field) }
+		width := e.featureBytes(f.Encoding)
+		length := s.length() + more[f.Sequence]
+		switch {
+		case width == 0:
+			return bad(name("encoding"), "unknown encoding %d", f.Encoding)
+		case f.Rows < 0:
+			return bad(name("n_rows"), "must be >= 0, got %d", f.Rows)
+		case int(f.Position) != length:
+			return rpcerr.FailedPrecondition("%s: must be %d, the sequence's length, got %d", name("position"), length, f.Position)
+		case int(f.Rows) > e.options.MaxContext-length:
+			return rpcerr.ResourceExhausted("max_context: %d rows at %d do not fit into %d", f.Rows, f.Position, e.options.MaxContext)
+		case len(f.Data) != int(f.Rows)*width:
+			return bad(name("features"), "%d rows need %d bytes, got %d", f.Rows, int(f.Rows)*width, len(f.Data))
+		}
+		more[f.Sequence] += int(f.Rows)
+	}
+	need := 0
+	for id, rows := range more {
+		need += e.draftPages(e.sequences[id], rows)
+	}
+	if need > e.pool.free {
+		return exhausted("n_rows", need, e.pool.free)
+	}
+	return nil
+}
+
+// featureBytes is the size of a feature row of a draft, 0 for an unknown encoding.
+func (e *Engine) featureBytes(encoding engine.FeatureEncoding) int {
+	if encoding < engine.FeatureRawBF16 || encoding > engine.FeatureFusedF32 {
+		return 0
 	}
 	width := e.info.FeatureRaw
-	if isFused(f.Encoding) {
+	if isFused(encoding) {
 		width = e.info.FeatureFused
 	}
-	bytes := width * valueBytes(f.Encoding)
-	switch {
-	case f.Encoding < engine.FeatureRawBF16 || f.Encoding > engine.FeatureFusedF32:
-		return bad("encoding", "unknown encoding %d", f.Encoding)
-	case f.Rows < 0:
-		return bad("n", "must be >= 0, got %d", f.Rows)
-	case int(f.Position) != s.length():
-		return rpcerr.FailedPrecondition("position: must be %d, the sequence's length, got %d", s.length(), f.Position)
-	case int(f.Rows) > e.options.MaxContext-s.length():
-		return rpcerr.ResourceExhausted("max_context: %d rows at %d do not fit into %d", f.Rows, f.Position, e.options.MaxContext)
-	case len(f.Data) != int(f.Rows)*bytes:
-		return bad("features", "%d rows need %d bytes, got %d", f.Rows, int(f.Rows)*bytes, len(f.Data))
-	}
-	if need := e.draftPages(s, int(f.Rows)); need > e.pool.free {
-		return exhausted("n", need, e.pool.free)
-	}
+	return width * valueBytes(encoding)
+}
+
+// appendRows takes checked features.
+func (e *Engine) appendRows(f *engine.FeatureRows) {
+	s, bytes := e.sequences[f.Sequence], e.featureBytes(f.Encoding)
 	if f.Rows > 0 {
 		e.own(s)
 		e.resize(s, pagesOf(s.length()+int(f.Rows)))
@@ -140,7 +165,6 @@ func (e *Engine) appendRows(f *engine.FeatureRows) error {
 			s.hints = append(s.hints, hintOfFeatures(f.Data[i*bytes:], n, isF32(f.Encoding)))
 		}
 	}
-	return nil
 }
 
 // draftPages is what rows after the positions of a draft's sequence take of the pool.
@@ -212,49 +236,68 @@ func (e *Engine) propose(r *engine.DraftRequest, ids []int32, logprobs []float32
 	}
 }
 
-// Score implements engine.Engine.
-func (e *Engine) Score(ctx context.Context, ids []int32, queryRows []int32, rotated bool) ([]float32, error) {
+// Score implements engine.Scorer.
+func (e *Scorer) Score(ctx context.Context, prompts []engine.Prompt, rotated bool, progress engine.Progress) ([][]float32, error) {
 	if err := e.enter(ctx); err != nil {
 		return nil, err
 	}
 	defer e.leave()
-	bad := rpcerr.InvalidArgument
-	switch {
-	case e.options.Role != engine.RoleScore:
-		return nil, rpcerr.FailedPrecondition("role: only scorers score")
-	case len(ids) == 0:
-		return nil, bad("ids", "is empty")
-	case len(ids) > e.options.MaxContext:
-		return nil, rpcerr.ResourceExhausted("max_context: %d tokens do not fit into %d", len(ids), e.options.MaxContext)
-	case len(queryRows) == 0:
-		return nil, bad("query_rows", "is empty")
+	if len(prompts) == 0 {
+		return nil, rpcerr.InvalidArgument("prompts", "is empty")
 	}
-	for i, id := range ids {
-		if id < 0 || int(id) >= e.m.o.Vocab {
-			return nil, bad("ids", "token %d at %d is outside the vocabulary of %d", id, i, e.m.o.Vocab)
-		}
-	}
-	for i, q := range queryRows {
-		if q < 0 || int(q) >= len(ids) || i > 0 && q <= queryRows[i-1] {
-			return nil, bad("query_rows", "must be ascending in 0..%d, got %d at %d", len(ids)-1, q, i)
-		}
-	}
-	for range e.m.o.Layers {
-		if err := pause(ctx, e.m.o.ScoreDelay/time.Duration(e.m.o.Layers)); err != nil {
+	done, total := uint64(0), uint64(0)
+	for i := range prompts {
+		if err := e.checkPrompt(i, &prompts[i]); err != nil {
 			return nil, err
 		}
+		total += uint64(len(prompts[i].IDs) * e.m.o.Layers)
 	}
-	e.scores.Add(1)
-	scores := make([]float32, len(ids))
-	for _, q := range queryRows {
-		for i := range int(q) + 1 {
-			scores[i] += similarity(ids, i, int(q), rotated)
+	scores := make([][]float32, len(prompts))
+	for i, p := range prompts {
+		for range e.m.o.Layers {
+			if err := pause(ctx, e.m.o.ScoreDelay/time.Duration(e.m.o.Layers)); err != nil {
+				return nil, err
+			}
+			if done += uint64(len(p.IDs)); progress != nil {
+				progress(done, total)
+			}
+		}
+		e.scores.Add(1)
+		scores[i] = make([]float32, len(p.IDs))
+		for _, q := range p.QueryRows {
+			for k := range int(q) + 1 {
+				scores[i][k] += similarity(p.IDs, k, int(q), rotated)
+			}
+		}
+		for k := range scores[i] {
+			scores[i][k] /= float32(len(p.QueryRows))
 		}
 	}
-	for i := range scores {
-		scores[i] /= float32(len(queryRows))
-	}
 	return scores, nil
+}
+
+func (e *Scorer) checkPrompt(index int, p *engine.Prompt) error {
+	name := func(field string) string { return fmt.Sprintf("prompts[%d].%s", index, field) }
+	bad := rpcerr.InvalidArgument
+	switch {
+	case len(p.IDs) == 0:
+		return bad(name("ids"), "is empty")
+	case len(p.IDs) > e.options.MaxContext:
+		return rpcerr.ResourceExhausted("max_context: %d tokens do not fit into %d", len(p.IDs), e.options.MaxContext)
+	case len(p.QueryRows) == 0:
+		return bad(name("query_rows"), "is empty")
+	}
+	for i, id := range p.IDs {
+		if id < 0 || int(id) >= e.m.o.Vocab {
+			return bad(name("ids"), "token %d at %d is outside the vocabulary of %d", id, i, e.m.o.Vocab)
+		}
+	}
+	for i, q := range p.QueryRows {
+		if q < 0 || int(q) >= len(p.IDs) || i > 0 && q <= p.QueryRows[i-1] {
+			return bad(name("query_rows"), "must be ascending in 0..%d, got %d at %d", len(p.IDs)-1, q, i)
+		}
+	}
+	return nil
 }
 
 // similarity of the texts around two positions in [0, 1]; rotated scores fade with distance.

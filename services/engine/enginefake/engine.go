@@ -31,8 +31,17 @@ func (o *Opener) Opened() []*Engine {
 	return slices.Clone(o.opened)
 }
 
-// Engine is one open fake. Besides engine.Engine it has Crash, Done and Err.
+// Sequences, Target, Draft and Scorer are open fakes of the roles.
+type (
+	Sequences struct{ *Engine }
+	Target    struct{ Sequences }
+	Draft     struct{ Sequences }
+	Scorer    struct{ *Engine }
+)
+
+// Engine is what all fakes have in common. Besides engine.Engine it has Crash, Done and Err.
 type Engine struct {
+	role    engine.Role
 	options engine.OpenOptions
 	m       model
 	turn    engine.Submitter
@@ -82,13 +91,39 @@ const (
 	snapshotOverhead = 256
 )
 
-// Open implements engine.Opener.
-func (o *Opener) Open(ctx context.Context, options engine.OpenOptions, progress engine.Progress) (engine.Engine, error) {
+// OpenTarget implements engine.Opener, as do the methods below.
+func (o *Opener) OpenTarget(ctx context.Context, options engine.OpenOptions, p engine.Progress) (engine.Target, error) {
+	e, err := o.open(ctx, engine.RoleTarget, options, p)
+	if err != nil {
+		return nil, err
+	}
+	return &Target{Sequences{e}}, nil
+}
+
+// OpenDraft opens a draft.
+func (o *Opener) OpenDraft(ctx context.Context, options engine.OpenOptions, p engine.Progress) (engine.Draft, error) {
+	e, err := o.open(ctx, engine.RoleDraft, options, p)
+	if err != nil {
+		return nil, err
+	}
+	return &Draft{Sequences{e}}, nil
+}
+
+// OpenScorer opens a scorer.
+func (o *Opener) OpenScorer(ctx context.Context, options engine.OpenOptions, p engine.Progress) (engine.Scorer, error) {
+	e, err := o.open(ctx, engine.RoleScore, options, p)
+	if err != nil {
+		return nil, err
+	}
+	return &Scorer{e}, nil
+}
+
+func (o *Opener) open(ctx context.Context, role engine.Role, options engine.OpenOptions, progress engine.Progress) (*Engine, error) {
 	f := o.Options.withDefaults()
 	if f.FailOpen != nil {
 		return nil, f.FailOpen
 	}
-	if err := complete(&options, f); err != nil {
+	if err := complete(role, &options, f); err != nil {
 		return nil, err
 	}
 	for i := range uint64(4) {
@@ -100,13 +135,13 @@ func (o *Opener) Open(ctx context.Context, options engine.OpenOptions, progress 
 		}
 	}
 	e := &Engine{
-		options: options, m: model{f}, turn: engine.NewSubmitter(), opened: time.Now(), done: make(chan struct{}),
+		role: role, options: options, m: model{f}, turn: engine.NewSubmitter(), opened: time.Now(), done: make(chan struct{}),
 		sequences: map[engine.Sequence]*sequence{}, snapshots: map[engine.Snapshot]*sequence{},
 	}
 	e.w.seen = map[engine.Sequence]bool{}
 	e.info = e.describe()
 	pending := options.MaxTreeRows
-	if options.Role == engine.RoleDraft {
+	if role == engine.RoleDraft {
 		pending = f.BlockSize
 	}
 	e.pool.size = poolPages(&options, pending)
@@ -118,12 +153,10 @@ func (o *Opener) Open(ctx context.Context, options engine.OpenOptions, progress 
 }
 
 // complete checks options and fills in defaults, as tnd_open does.
-func complete(o *engine.OpenOptions, f Options) error {
+func complete(role engine.Role, o *engine.OpenOptions, f Options) error {
 	bad := rpcerr.InvalidArgument
 	switch {
-	case o.Role < engine.RoleTarget || o.Role > engine.RoleScore:
-		return bad("role", "unknown role %d", o.Role)
-	case o.Role == engine.RoleDraft && o.TablesPath == "":
+	case role == engine.RoleDraft && o.TablesPath == "":
 		return bad("tables_path", "a draft needs the target's tables")
 	case o.Device != "" && o.Device != "cpu":
 		return bad("device", "this library serves cpu, got %q", o.Device)
@@ -133,9 +166,9 @@ func complete(o *engine.OpenOptions, f Options) error {
 		return bad("max_sequences", "must be >= 1, got %d", o.MaxSequences)
 	case o.MaxContext < 0 || o.MaxContext > f.Context:
 		return bad("max_context", "must be in 0..%d, got %d", f.Context, o.MaxContext)
-	case o.KVPositions < 0 || o.KVPositions != 0 && (o.Role == engine.RoleScore || o.KVPositions < o.MaxContext):
+	case o.KVPositions < 0 || o.KVPositions != 0 && (role == engine.RoleScore || o.KVPositions < o.MaxContext):
 		return bad("kv_positions", "must be 0 or at least max_context, and 0 for a scorer, got %d", o.KVPositions)
-	case o.HostCapBytes != 0 && o.Role == engine.RoleScore:
+	case o.HostCapBytes != 0 && role == engine.RoleScore:
 		return bad("host_cap_bytes", "must be 0 for a scorer, got %d", o.HostCapBytes)
 	case o.MaxTreeRows < 0 || o.MaxTreeRows > 128:
 		return bad("max_tree_rows", "must be in 0..128, got %d", o.MaxTreeRows)
@@ -151,7 +184,7 @@ func complete(o *engine.OpenOptions, f Options) error {
 	if err := f.CheckFile("model_path", o.ModelPath); err != nil {
 		return err
 	}
-	if o.Role == engine.RoleDraft {
+	if role == engine.RoleDraft {
 		if err := f.CheckFile("tables_path", o.TablesPath); err != nil {
 			return err
 		}
@@ -191,7 +224,7 @@ func complete(o *engine.OpenOptions, f Options) error {
 		o.MaxContext = min(f.Context, room)
 	}
 	o.KVPositions = min(room, o.MaxContext*o.MaxSequences)
-	if o.Role == engine.RoleScore {
+	if role == engine.RoleScore {
 		o.KVPositions = 0
 	}
 	return nil
@@ -201,23 +234,23 @@ func (e *Engine) describe() engine.Info {
 	o, f := &e.options, &e.m.o
 	name := f.Name
 	if name == "" {
-		name = "fake-" + [...]string{"", "target", "draft", "score"}[o.Role]
+		name = "fake-" + [...]string{"", "target", "draft", "score"}[e.role]
 	}
 	i := engine.Info{
-		Role: o.Role, Arch: f.Arch, Name: name, Backend: f.Backend, Device: "pure Go",
+		Role: e.role, Arch: f.Arch, Name: name, Backend: f.Backend, Device: "pure Go",
 		Layers: f.Layers, LayerFirst: o.LayerFirst, LayerLast: o.LayerLast, Hidden: f.Hidden, Vocab: f.Vocab,
 		MaxSequences: o.MaxSequences, MaxContext: o.MaxContext, MaxTreeRows: o.MaxTreeRows, MaxBatchRows: o.MaxBatchRows,
-		MaxTopK: o.MaxTopK, KVTypeK: o.KVTypeK, KVTypeV: o.KVTypeV, Recurrent: !f.Truncatable && o.Role == engine.RoleTarget,
+		MaxTopK: o.MaxTopK, KVTypeK: o.KVTypeK, KVTypeV: o.KVTypeV, Recurrent: !f.Truncatable && e.role == engine.RoleTarget,
 		Numerics: f.Backend + " fake=1", KVBytesPerToken: kvBytesPerToken, StateBytesPerSequence: stateBytes,
 		KVPositions: o.KVPositions,
 	}
-	if o.Role != engine.RoleScore {
+	if e.role != engine.RoleScore {
 		i.KVPage = kvPage
 	}
-	if o.Role == engine.RoleTarget {
+	if e.role == engine.RoleTarget {
 		i.PromptRows, i.Concurrent = f.PromptRows, f.Text != nil
 	}
-	if o.Role == engine.RoleDraft {
+	if e.role == engine.RoleDraft {
 		i.BlockSize, i.MaskToken = f.BlockSize, f.MaskToken
 		i.CaptureLayers = slices.Clone(f.CaptureLayers)
 		i.FeatureRaw, i.FeatureFused = len(f.CaptureLayers)*f.Hidden, f.Hidden

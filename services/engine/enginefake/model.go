@@ -217,20 +217,16 @@ func valueBytes(e engine.FeatureEncoding) int {
 	return 2
 }
 
-// Hidden rows between shards: the hash in the first eight values as above.
-
-func hashToHidden(h uint64, out []float32) {
-	for i := range out {
-		out[i] = float32(byte(h >> (8 * min(i, 7))))
-	}
-}
-
-func hiddenToHash(row []float32) uint64 {
-	h := uint64(0)
-	for i := range 8 {
-		if v := row[i]; v >= 0 && v < 256 {
-			h |= uint64(byte(v)) << (8 * i)
+// appendHidden appends a row between shards: the hash in the first eight values, as of features, whose numbers both
+// encodings hold. hashOfFeatures reads it.
+func appendHidden(dst []byte, h uint64, hidden int, encoding engine.HiddenEncoding) []byte {
+	for i := range hidden {
+		bits := math.Float32bits(float32(byte(h >> (8 * min(i, hashValues-1)))))
+		if encoding == engine.HiddenF32 {
+			dst = binary.LittleEndian.AppendUint32(dst, bits)
+		} else {
+			dst = binary.LittleEndian.AppendUint16(dst, uint16(bits>>16))
 		}
 	}
-	return h
+	return dst
 }

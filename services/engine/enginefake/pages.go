@@ -179,15 +179,12 @@ func (e *Engine) takePages(commit func(*group)) {
 	}
 }
 
-// Fork implements engine.Engine.
-func (e *Engine) Fork(ctx context.Context, id engine.Sequence) (engine.Sequence, error) {
+// Fork implements engine.Sequences.
+func (e *Sequences) Fork(ctx context.Context, id engine.Sequence) (engine.Sequence, error) {
 	if err := e.enter(ctx); err != nil {
 		return 0, err
 	}
 	defer e.leave()
-	if err := e.hasSequences(); err != nil {
-		return 0, err
-	}
 	from, err := e.whole(id)
 	if err != nil {
 		return 0, err
@@ -201,8 +198,8 @@ func (e *Engine) Fork(ctx context.Context, id engine.Sequence) (engine.Sequence,
 	return fork, nil
 }
 
-// DemoteSnapshot implements engine.Engine.
-func (e *Engine) DemoteSnapshot(ctx context.Context, id engine.Snapshot) error {
+// DemoteSnapshot implements engine.Sequences.
+func (e *Sequences) DemoteSnapshot(ctx context.Context, id engine.Snapshot) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}

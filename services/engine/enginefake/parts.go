@@ -54,7 +54,7 @@ func (s *sequence) page(i int) []byte {
 	return b
 }
 
-// stored finds a snapshot that is finished, in an engine that has parts.
+// stored finds a snapshot that is finished.
 func (e *Engine) stored(id engine.Snapshot) (*sequence, error) {
 	s, err := e.anySnapshot(id)
 	if err == nil && s.writing != nil {
@@ -70,21 +70,9 @@ func (e *Engine) anySnapshot(id engine.Snapshot) (*sequence, error) {
 	return nil, rpcerr.NotFound("snapshot: %d does not exist", id)
 }
 
-// enterParts is enter for calls that targets have.
-func (e *Engine) enterParts(ctx context.Context) error {
-	if err := e.enter(ctx); err != nil {
-		return err
-	}
-	if e.options.Role != engine.RoleTarget {
-		e.leave()
-		return rpcerr.FailedPrecondition("role: only targets have snapshots in parts")
-	}
-	return nil
-}
-
 // DescribeSnapshot implements engine.SnapshotParts, as do the methods below.
-func (e *Engine) DescribeSnapshot(ctx context.Context, id engine.Snapshot) (engine.SnapshotLayout, error) {
-	if err := e.enterParts(ctx); err != nil {
+func (e *Target) DescribeSnapshot(ctx context.Context, id engine.Snapshot) (engine.SnapshotLayout, error) {
+	if err := e.enter(ctx); err != nil {
 		return engine.SnapshotLayout{}, err
 	}
 	defer e.leave()
@@ -111,8 +99,8 @@ func checkPart(l *engine.SnapshotLayout, at engine.Part, n int) error {
 }
 
 // ReadSnapshot copies bytes out.
-func (e *Engine) ReadSnapshot(ctx context.Context, id engine.Snapshot, at engine.Part, data []byte) (uint32, error) {
-	if err := e.enterParts(ctx); err != nil {
+func (e *Target) ReadSnapshot(ctx context.Context, id engine.Snapshot, at engine.Part, data []byte) (uint32, error) {
+	if err := e.enter(ctx); err != nil {
 		return 0, err
 	}
 	defer e.leave()
@@ -133,10 +121,10 @@ func (e *Engine) ReadSnapshot(ctx context.Context, id engine.Snapshot, at engine
 }
 
 // BeginSnapshot makes a snapshot to be written.
-func (e *Engine) BeginSnapshot(
+func (e *Target) BeginSnapshot(
 	ctx context.Context, l engine.SnapshotLayout, base engine.Snapshot, shared int,
 ) (engine.Snapshot, error) {
-	if err := e.enterParts(ctx); err != nil {
+	if err := e.enter(ctx); err != nil {
 		return 0, err
 	}
 	defer e.leave()
@@ -194,10 +182,10 @@ func (e *Engine) unfinished(id engine.Snapshot) (*sequence, error) {
 }
 
 // WriteSnapshot copies bytes in.
-func (e *Engine) WriteSnapshot(
+func (e *Target) WriteSnapshot(
 	ctx context.Context, id engine.Snapshot, at engine.Part, data []byte, crc uint32,
 ) error {
-	if err := e.enterParts(ctx); err != nil {
+	if err := e.enter(ctx); err != nil {
 		return err
 	}
 	defer e.leave()
@@ -235,8 +223,8 @@ func (e *Engine) WriteSnapshot(
 }
 
 // FinishSnapshot ends the writing.
-func (e *Engine) FinishSnapshot(ctx context.Context, id engine.Snapshot) error {
-	if err := e.enterParts(ctx); err != nil {
+func (e *Target) FinishSnapshot(ctx context.Context, id engine.Snapshot) error {
+	if err := e.enter(ctx); err != nil {
 		return err
 	}
 	defer e.leave()

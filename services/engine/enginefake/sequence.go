@@ -84,22 +84,12 @@ func (e *Engine) whole(id engine.Sequence) (*sequence, error) {
 	return s, nil
 }
 
-func (e *Engine) hasSequences() error {
-	if e.options.Role == engine.RoleScore {
-		return rpcerr.FailedPrecondition("role: a scorer has no sequences")
-	}
-	return nil
-}
-
-// NewSequence implements engine.Engine.
-func (e *Engine) NewSequence(ctx context.Context) (engine.Sequence, error) {
+// NewSequence implements engine.Sequences.
+func (e *Sequences) NewSequence(ctx context.Context) (engine.Sequence, error) {
 	if err := e.enter(ctx); err != nil {
 		return 0, err
 	}
 	defer e.leave()
-	if err := e.hasSequences(); err != nil {
-		return 0, err
-	}
 	id, _, err := e.newSequence()
 	return id, err
 }
@@ -116,8 +106,8 @@ func (e *Engine) newSequence() (engine.Sequence, *sequence, error) {
 	return e.nextSequence, s, nil
 }
 
-// FreeSequence implements engine.Engine.
-func (e *Engine) FreeSequence(ctx context.Context, id engine.Sequence) error {
+// FreeSequence implements engine.Sequences.
+func (e *Sequences) FreeSequence(ctx context.Context, id engine.Sequence) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
@@ -132,8 +122,8 @@ func (e *Engine) FreeSequence(ctx context.Context, id engine.Sequence) error {
 	return nil
 }
 
-// SequenceLength implements engine.Engine.
-func (e *Engine) SequenceLength(ctx context.Context, id engine.Sequence) (int, error) {
+// SequenceLength implements engine.Sequences.
+func (e *Sequences) SequenceLength(ctx context.Context, id engine.Sequence) (int, error) {
 	if err := e.enter(ctx); err != nil {
 		return 0, err
 	}
@@ -145,8 +135,8 @@ func (e *Engine) SequenceLength(ctx context.Context, id engine.Sequence) (int, e
 	return s.length(), nil
 }
 
-// Truncate implements engine.Engine.
-func (e *Engine) Truncate(ctx context.Context, id engine.Sequence, length int) error {
+// Truncate implements engine.Sequences.
+func (e *Sequences) Truncate(ctx context.Context, id engine.Sequence, length int) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
@@ -163,7 +153,7 @@ func (e *Engine) Truncate(ctx context.Context, id engine.Sequence, length int) e
 	}
 	s.hashes = s.hashes[:length]
 	s.kept.truncate(length)
-	if e.options.Role == engine.RoleTarget {
+	if e.role == engine.RoleTarget {
 		s.tokens = s.tokens[:length]
 	} else {
 		s.hints = s.hints[:min(length, len(s.hints))]
@@ -182,8 +172,8 @@ func (s *sequence) refold() {
 	}
 }
 
-// SetSampler implements engine.Engine.
-func (e *Engine) SetSampler(ctx context.Context, id engine.Sequence, sampler engine.Sampler) error {
+// SetSampler implements engine.Target.
+func (e *Target) SetSampler(ctx context.Context, id engine.Sequence, sampler engine.Sampler) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
@@ -191,9 +181,6 @@ func (e *Engine) SetSampler(ctx context.Context, id engine.Sequence, sampler eng
 	s, err := e.whole(id)
 	if err != nil {
 		return err
-	}
-	if e.options.Role != engine.RoleTarget {
-		return rpcerr.FailedPrecondition("role: only targets sample")
 	}
 	if err := checkSampler(&sampler, e.m.o.Vocab); err != nil {
 		return err
@@ -204,8 +191,8 @@ func (e *Engine) SetSampler(ctx context.Context, id engine.Sequence, sampler eng
 	return nil
 }
 
-// NewSnapshot implements engine.Engine.
-func (e *Engine) NewSnapshot(ctx context.Context, id engine.Sequence) (engine.Snapshot, error) {
+// NewSnapshot implements engine.Sequences.
+func (e *Sequences) NewSnapshot(ctx context.Context, id engine.Sequence) (engine.Snapshot, error) {
 	if err := e.enter(ctx); err != nil {
 		return 0, err
 	}
@@ -235,8 +222,8 @@ func snapshotBytes(s *sequence) uint64 {
 	return snapshotOverhead + stateBytes + 4*uint64(s.length())
 }
 
-// RestoreSnapshot implements engine.Engine.
-func (e *Engine) RestoreSnapshot(ctx context.Context, p engine.Snapshot, id engine.Sequence) error {
+// RestoreSnapshot implements engine.Sequences.
+func (e *Sequences) RestoreSnapshot(ctx context.Context, p engine.Snapshot, id engine.Sequence) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
@@ -263,8 +250,8 @@ func (e *Engine) RestoreSnapshot(ctx context.Context, p engine.Snapshot, id engi
 	return nil
 }
 
-// FreeSnapshot implements engine.Engine.
-func (e *Engine) FreeSnapshot(ctx context.Context, p engine.Snapshot) error {
+// FreeSnapshot implements engine.Sequences.
+func (e *Sequences) FreeSnapshot(ctx context.Context, p engine.Snapshot) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
@@ -295,7 +282,7 @@ func (e *Engine) identity() uint64 { return e.digest(int(e.options.KVTypeK), int
 func (e *Engine) shard() uint64 { return e.digest() }
 
 func (e *Engine) digest(more ...int) uint64 {
-	h := uint64(e.options.Role)
+	h := uint64(e.role)
 	for _, c := range []byte(e.options.ModelPath) {
 		h = mix(h ^ uint64(c))
 	}
@@ -305,8 +292,8 @@ func (e *Engine) digest(more ...int) uint64 {
 	return h
 }
 
-// Export implements engine.Engine.
-func (e *Engine) Export(ctx context.Context, id engine.Sequence) ([]byte, error) {
+// Export implements engine.Sequences.
+func (e *Sequences) Export(ctx context.Context, id engine.Sequence) ([]byte, error) {
 	if err := e.enter(ctx); err != nil {
 		return nil, err
 	}
@@ -330,8 +317,8 @@ func (e *Engine) Export(ctx context.Context, id engine.Sequence) ([]byte, error)
 	return le.AppendUint32(b, crc32.Checksum(b, castagnoli)), nil
 }
 
-// Import implements engine.Engine.
-func (e *Engine) Import(ctx context.Context, id engine.Sequence, state []byte) error {
+// Import implements engine.Sequences.
+func (e *Sequences) Import(ctx context.Context, id engine.Sequence, state []byte) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}

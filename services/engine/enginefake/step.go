@@ -18,8 +18,8 @@ type group struct {
 	first int // index of the first row in the step
 }
 
-// Step implements engine.Engine.
-func (e *Engine) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
+// Step implements engine.Target.
+func (e *Target) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
@@ -38,9 +38,6 @@ func (e *Engine) Step(ctx context.Context, step *engine.Step, result *engine.Ste
 // step runs a step in its turn, which it ends, and returns how long the step is to take altogether.
 func (e *Engine) step(ctx context.Context, step *engine.Step, result *engine.StepResult, now time.Time) (paced time.Duration, err error) {
 	defer e.leave()
-	if e.options.Role != engine.RoleTarget {
-		return 0, rpcerr.FailedPrecondition("role: only targets step")
-	}
 	e.steps.Add(1)
 	if err := e.strike(); err != nil {
 		return 0, err
@@ -167,7 +164,7 @@ func (e *Engine) row(step *engine.Step, g *group, k int, want uint32, result *en
 	starts := g.Kind == engine.KindPrompt && k%promptRows == 0
 	h := e.m.extend(before, r.Token, r.Position, starts)
 	if len(step.HiddenIn) > 0 {
-		h = e.m.under(hiddenToHash(step.HiddenIn[(g.first+k)*hidden:]), r.Position, starts)
+		h = e.m.under(hashOfFeatures(step.HiddenIn[(g.first+k)*hidden*step.Hidden.Bytes():], step.Hidden == engine.HiddenF32), r.Position, starts)
 	}
 	w.hashes = append(w.hashes, h)
 	if !g.Commit {
@@ -175,9 +172,7 @@ func (e *Engine) row(step *engine.Step, g *group, k int, want uint32, result *en
 	}
 	last := e.options.LayerLast == e.m.o.Layers
 	if !last {
-		w.logits = slices.Grow(w.logits[:0], hidden)[:hidden]
-		hashToHidden(h, w.logits)
-		result.HiddenOut = append(result.HiddenOut, w.logits...)
+		result.HiddenOut = appendHidden(result.HiddenOut, h, hidden, step.Hidden)
 	}
 	if r.Want&(engine.WantFeatures|engine.WantKeep) != 0 {
 		text, hint := e.m.text(h), e.hint(g, k)
@@ -282,15 +277,12 @@ func (e *Engine) history(g *group, k int) []int32 {
 	return w.history
 }
 
-// SetCapture implements engine.Engine.
-func (e *Engine) SetCapture(ctx context.Context, layers []int32) error {
+// SetCapture implements engine.Target.
+func (e *Target) SetCapture(ctx context.Context, layers []int32) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
 	defer e.leave()
-	if e.options.Role != engine.RoleTarget {
-		return rpcerr.FailedPrecondition("role: only targets capture")
-	}
 	for i, l := range layers {
 		if int(l) < e.options.LayerFirst || int(l) >= e.options.LayerLast || i > 0 && l <= layers[i-1] {
 			return rpcerr.InvalidArgument("layers", "must be ascending in %d..%d, got %v", e.options.LayerFirst, e.options.LayerLast-1, layers)
@@ -305,18 +297,18 @@ func (e *Engine) setCapture(layers []int32, fusedWidth int) {
 	e.infoMu.Lock()
 	defer e.infoMu.Unlock()
 	e.info.CaptureLayers = slices.Clone(layers)
-	e.info.FeatureRaw, e.info.FeatureFused = len(layers)*e.m.o.Hidden, fusedWidth
+	e.info.FeatureRaw, e.info.FeatureFused, e.info.FuseRaw = len(layers)*e.m.o.Hidden, fusedWidth, 0
+	if fusedWidth > 0 {
+		e.info.FuseRaw = e.info.FeatureRaw
+	}
 }
 
-// LoadFuse implements engine.Engine.
-func (e *Engine) LoadFuse(ctx context.Context, path string) error {
+// LoadFuse implements engine.Target.
+func (e *Target) LoadFuse(ctx context.Context, path string) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
 	defer e.leave()
-	if e.options.Role != engine.RoleTarget {
-		return rpcerr.FailedPrecondition("role: only targets fuse")
-	}
 	if err := e.m.o.CheckFile("path", path); err != nil {
 		return err
 	}
@@ -327,4 +319,37 @@ func (e *Engine) LoadFuse(ctx context.Context, path string) error {
 	e.forgetKept(layers)
 	e.setCapture(layers, e.m.o.Hidden)
 	return nil
+}
+
+// Fuse implements engine.Target.
+func (e *Target) Fuse(ctx context.Context, raw engine.RawFeatures, encoding engine.FeatureEncoding) ([]byte, error) {
+	if err := e.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer e.leave()
+	bad := rpcerr.InvalidArgument
+	width := e.info.FuseRaw * valueBytes(raw.Encoding)
+	switch {
+	case raw.Rows < 1 || int(raw.Rows) > e.options.MaxBatchRows:
+		return nil, bad("n", "must be in 1..%d (max_batch_rows), got %d", e.options.MaxBatchRows, raw.Rows)
+	case raw.Kind != engine.KindDecode && raw.Kind != engine.KindPrompt:
+		return nil, bad("kind", "unknown kind %d", raw.Kind)
+	case raw.Encoding != engine.FeatureRawBF16 && raw.Encoding != engine.FeatureRawF32:
+		return nil, bad("raw_encoding", "must be of raw features, got %d", raw.Encoding)
+	case !isFused(encoding):
+		return nil, bad("fused_encoding", "must be of fused features, got %d", encoding)
+	case width == 0:
+		return nil, rpcerr.FailedPrecondition("fused features need a loaded fuse")
+	case len(raw.Data) != int(raw.Rows)*width:
+		return nil, bad("raw", "%d rows need %d bytes, got %d", raw.Rows, int(raw.Rows)*width, len(raw.Data))
+	}
+	var out []byte
+	for row := raw.Data; len(row) > 0; row = row[width:] {
+		var hint []byte
+		if n := e.m.hintBytes(); n > 0 {
+			hint = hintOfFeatures(row, n, isF32(raw.Encoding))
+		}
+		out = e.appendFeatures(out, encoding, hashOfFeatures(row, isF32(raw.Encoding)), hint)
+	}
+	return out, nil
 }

@@ -75,20 +75,60 @@ type awaitedOpener struct {
 	name string
 }
 
-// Open implements engine.Opener.
-func (o awaitedOpener) Open(ctx context.Context, options engine.OpenOptions, progress engine.Progress) (engine.Engine, error) {
-	e, err := o.Opener.Open(ctx, options, progress)
+// OpenTarget implements engine.Opener, as do the methods below.
+func (o awaitedOpener) OpenTarget(ctx context.Context, options engine.OpenOptions, p engine.Progress) (engine.Target, error) {
+	e, err := o.Opener.OpenTarget(ctx, options, p)
 	if err != nil {
 		return nil, err
 	}
-	return &awaited{e, o.awaits, o.name}, nil
+	return &awaitedTarget{awaitedSequences{awaited{e, o.awaits, o.name}, e}, e, e}, nil
 }
 
-// awaited reports the calls of requests. Calls that requests do not make (Info, Stats, Memory, Handles, Close) are no moments.
+// OpenDraft opens a draft.
+func (o awaitedOpener) OpenDraft(ctx context.Context, options engine.OpenOptions, p engine.Progress) (engine.Draft, error) {
+	e, err := o.Opener.OpenDraft(ctx, options, p)
+	if err != nil {
+		return nil, err
+	}
+	return &awaitedDraft{awaitedSequences{awaited{e, o.awaits, o.name}, e}, e}, nil
+}
+
+// OpenScorer opens a scorer.
+func (o awaitedOpener) OpenScorer(ctx context.Context, options engine.OpenOptions, p engine.Progress) (engine.Scorer, error) {
+	e, err := o.Opener.OpenScorer(ctx, options, p)
+	if err != nil {
+		return nil, err
+	}
+	return &awaitedScorer{awaited{e, o.awaits, o.name}, e}, nil
+}
+
+// awaited reports the calls of requests. Calls that requests do not make (Info, Stats, Memory, Handles, Close) are no
+// moments, nor are those of the disk tier (SnapshotParts).
 type awaited struct {
 	engine.Engine
 	awaits *Awaits
 	name   string
+}
+
+type awaitedSequences struct {
+	awaited
+	inner engine.Sequences
+}
+
+type awaitedTarget struct {
+	awaitedSequences
+	engine.SnapshotParts
+	target engine.Target
+}
+
+type awaitedDraft struct {
+	awaitedSequences
+	draft engine.Draft
+}
+
+type awaitedScorer struct {
+	awaited
+	scorer engine.Scorer
 }
 
 func (e *awaited) call(ctx context.Context, name string, call func() error) error {
@@ -98,61 +138,84 @@ func (e *awaited) call(ctx context.Context, name string, call func() error) erro
 	return err
 }
 
-func (e *awaited) NewSequence(ctx context.Context) (s engine.Sequence, err error) {
-	err = e.call(ctx, "NewSequence", func() error { s, err = e.Engine.NewSequence(ctx); return err })
+func (e *awaitedSequences) NewSequence(ctx context.Context) (s engine.Sequence, err error) {
+	err = e.call(ctx, "NewSequence", func() error { s, err = e.inner.NewSequence(ctx); return err })
 	return s, err
 }
 
-func (e *awaited) Fork(ctx context.Context, from engine.Sequence) (s engine.Sequence, err error) {
-	err = e.call(ctx, "Fork", func() error { s, err = e.Engine.Fork(ctx, from); return err })
+func (e *awaitedSequences) Fork(ctx context.Context, from engine.Sequence) (s engine.Sequence, err error) {
+	err = e.call(ctx, "Fork", func() error { s, err = e.inner.Fork(ctx, from); return err })
 	return s, err
 }
 
-func (e *awaited) FreeSequence(ctx context.Context, s engine.Sequence) error {
-	return e.call(ctx, "FreeSequence", func() error { return e.Engine.FreeSequence(ctx, s) })
+func (e *awaitedSequences) FreeSequence(ctx context.Context, s engine.Sequence) error {
+	return e.call(ctx, "FreeSequence", func() error { return e.inner.FreeSequence(ctx, s) })
 }
 
-func (e *awaited) SequenceLength(ctx context.Context, s engine.Sequence) (n int, err error) {
-	err = e.call(ctx, "SequenceLength", func() error { n, err = e.Engine.SequenceLength(ctx, s); return err })
+func (e *awaitedSequences) SequenceLength(ctx context.Context, s engine.Sequence) (n int, err error) {
+	err = e.call(ctx, "SequenceLength", func() error { n, err = e.inner.SequenceLength(ctx, s); return err })
 	return n, err
 }
 
-func (e *awaited) Truncate(ctx context.Context, s engine.Sequence, length int) error {
-	return e.call(ctx, "Truncate", func() error { return e.Engine.Truncate(ctx, s, length) })
+func (e *awaitedSequences) Truncate(ctx context.Context, s engine.Sequence, length int) error {
+	return e.call(ctx, "Truncate", func() error { return e.inner.Truncate(ctx, s, length) })
 }
 
-func (e *awaited) SetSampler(ctx context.Context, s engine.Sequence, sampler engine.Sampler) error {
-	return e.call(ctx, "SetSampler", func() error { return e.Engine.SetSampler(ctx, s, sampler) })
+func (e *awaitedTarget) SetSampler(ctx context.Context, s engine.Sequence, sampler engine.Sampler) error {
+	return e.call(ctx, "SetSampler", func() error { return e.target.SetSampler(ctx, s, sampler) })
 }
 
-func (e *awaited) NewSnapshot(ctx context.Context, s engine.Sequence) (p engine.Snapshot, err error) {
-	err = e.call(ctx, "NewSnapshot", func() error { p, err = e.Engine.NewSnapshot(ctx, s); return err })
+func (e *awaitedSequences) NewSnapshot(ctx context.Context, s engine.Sequence) (p engine.Snapshot, err error) {
+	err = e.call(ctx, "NewSnapshot", func() error { p, err = e.inner.NewSnapshot(ctx, s); return err })
 	return p, err
 }
 
-func (e *awaited) RestoreSnapshot(ctx context.Context, p engine.Snapshot, s engine.Sequence) error {
-	return e.call(ctx, "RestoreSnapshot", func() error { return e.Engine.RestoreSnapshot(ctx, p, s) })
+func (e *awaitedSequences) RestoreSnapshot(ctx context.Context, p engine.Snapshot, s engine.Sequence) error {
+	return e.call(ctx, "RestoreSnapshot", func() error { return e.inner.RestoreSnapshot(ctx, p, s) })
 }
 
-func (e *awaited) DemoteSnapshot(ctx context.Context, p engine.Snapshot) error {
-	return e.call(ctx, "DemoteSnapshot", func() error { return e.Engine.DemoteSnapshot(ctx, p) })
+func (e *awaitedSequences) DemoteSnapshot(ctx context.Context, p engine.Snapshot) error {
+	return e.call(ctx, "DemoteSnapshot", func() error { return e.inner.DemoteSnapshot(ctx, p) })
 }
 
-func (e *awaited) FreeSnapshot(ctx context.Context, p engine.Snapshot) error {
-	return e.call(ctx, "FreeSnapshot", func() error { return e.Engine.FreeSnapshot(ctx, p) })
+func (e *awaitedSequences) FreeSnapshot(ctx context.Context, p engine.Snapshot) error {
+	return e.call(ctx, "FreeSnapshot", func() error { return e.inner.FreeSnapshot(ctx, p) })
 }
 
-func (e *awaited) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
-	return e.call(ctx, "Step", func() error { return e.Engine.Step(ctx, step, result) })
+func (e *awaitedTarget) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
+	return e.call(ctx, "Step", func() error { return e.target.Step(ctx, step, result) })
 }
 
-func (e *awaited) Propose(ctx context.Context, f []engine.FeatureRows, q []engine.DraftRequest, r *engine.DraftResult) error {
-	return e.call(ctx, "Propose", func() error { return e.Engine.Propose(ctx, f, q, r) })
+func (e *awaitedDraft) Propose(ctx context.Context, f []engine.FeatureRows, q []engine.DraftRequest, r *engine.DraftResult) error {
+	return e.call(ctx, "Propose", func() error { return e.draft.Propose(ctx, f, q, r) })
 }
 
-func (e *awaited) Score(ctx context.Context, ids, rows []int32, rotated bool) (scores []float32, err error) {
-	err = e.call(ctx, "Score", func() error { scores, err = e.Engine.Score(ctx, ids, rows, rotated); return err })
+func (e *awaitedScorer) Score(ctx context.Context, q []engine.Prompt, rotated bool, p engine.Progress) (scores [][]float32, err error) {
+	err = e.call(ctx, "Score", func() error { scores, err = e.scorer.Score(ctx, q, rotated, p); return err })
 	return scores, err
+}
+
+func (e *awaitedSequences) Export(ctx context.Context, s engine.Sequence) (state []byte, err error) {
+	err = e.call(ctx, "Export", func() error { state, err = e.inner.Export(ctx, s); return err })
+	return state, err
+}
+
+func (e *awaitedSequences) Import(ctx context.Context, s engine.Sequence, state []byte) error {
+	return e.call(ctx, "Import", func() error { return e.inner.Import(ctx, s, state) })
+}
+
+// SetCapture and LoadFuse are no calls of requests.
+func (e *awaitedTarget) SetCapture(ctx context.Context, layers []int32) error {
+	return e.target.SetCapture(ctx, layers)
+}
+
+func (e *awaitedTarget) LoadFuse(ctx context.Context, path string) error {
+	return e.target.LoadFuse(ctx, path)
+}
+
+func (e *awaitedTarget) Fuse(ctx context.Context, raw engine.RawFeatures, f engine.FeatureEncoding) (fused []byte, err error) {
+	err = e.call(ctx, "Fuse", func() error { fused, err = e.target.Fuse(ctx, raw, f); return err })
+	return fused, err
 }
 
 // Done and Err implement engine.Mortal for engines that do.

@@ -11,14 +11,13 @@ import (
 )
 
 func (s *suite) openErrors() {
-	good := options(engine.RoleTarget, s.models.Target)
+	good := options(s.models.Target)
 	cases := []struct {
 		name  string
 		edit  func(*engine.OpenOptions)
 		code  codes.Code
 		words []string
 	}{
-		{"role 0", func(o *engine.OpenOptions) { o.Role = 0 }, codes.InvalidArgument, []string{"role"}},
 		{"no path", func(o *engine.OpenOptions) { o.ModelPath = "" }, codes.InvalidArgument, []string{"model_path"}},
 		{"missing file", func(o *engine.OpenOptions) { o.ModelPath = s.models.Missing }, codes.NotFound, nil},
 		{"negative sequences", func(o *engine.OpenOptions) { o.MaxSequences = -1 }, codes.InvalidArgument, []string{"max_sequences"}},
@@ -35,7 +34,7 @@ func (s *suite) openErrors() {
 	for _, c := range cases {
 		o := good
 		c.edit(&o)
-		e, err := s.opener.Open(s.ctx, o, nil)
+		e, err := s.opener.OpenTarget(s.ctx, o, nil)
 		if err == nil {
 			_ = e.Close()
 		}
@@ -44,7 +43,7 @@ func (s *suite) openErrors() {
 	if s.models.Draft != "" {
 		o := s.draftOptions()
 		o.TablesPath = ""
-		e, err := s.opener.Open(s.ctx, o, nil)
+		e, err := s.opener.OpenDraft(s.ctx, o, nil)
 		if err == nil {
 			_ = e.Close()
 		}
@@ -55,8 +54,8 @@ func (s *suite) openErrors() {
 func (s *suite) info() {
 	var last, total uint64
 	calls := 0
-	o := options(engine.RoleTarget, s.models.Target)
-	e, err := s.opener.Open(s.ctx, o, func(done, all uint64) {
+	o := options(s.models.Target)
+	e, err := s.opener.OpenTarget(s.ctx, o, func(done, all uint64) {
 		if done < last || done > all || calls > 0 && all != total {
 			s.Errorf("progress went from %d of %d to %d of %d", last, total, done, all)
 		}
@@ -69,7 +68,7 @@ func (s *suite) info() {
 		s.Errorf("progress ended at %d of %d", last, total)
 	}
 	i := e.Info()
-	if i.Role != o.Role || i.MaxSequences != o.MaxSequences || i.MaxContext != o.MaxContext || i.MaxTreeRows != o.MaxTreeRows ||
+	if i.Role != engine.RoleTarget || i.MaxSequences != o.MaxSequences || i.MaxContext != o.MaxContext || i.MaxTreeRows != o.MaxTreeRows ||
 		i.MaxBatchRows != o.MaxBatchRows || i.MaxTopK != o.MaxTopK {
 		s.Errorf("limits are not what was asked for: %+v", i)
 	}
@@ -95,7 +94,7 @@ func (s *suite) info() {
 		s.Error("no memory is reported")
 	}
 	if s.models.Draft != "" {
-		d := s.open(s.draftOptions()).Info()
+		d := s.draftEngine().Info()
 		if d.Role != engine.RoleDraft || d.BlockSize < 2 || len(d.CaptureLayers) == 0 || d.FeatureFused < 1 ||
 			d.FeatureRaw != len(d.CaptureLayers)*i.Hidden || d.Vocab != i.Vocab {
 			s.Errorf("draft: %+v", d)
@@ -104,7 +103,7 @@ func (s *suite) info() {
 }
 
 func (s *suite) close() {
-	e, err := s.opener.Open(s.ctx, options(engine.RoleTarget, s.models.Target), nil)
+	e, err := s.opener.OpenTarget(s.ctx, options(s.models.Target), nil)
 	s.ok(err)
 	q := s.sequence(e)
 	s.ok(e.Close())
@@ -149,21 +148,6 @@ func (s *suite) sequences() {
 	}
 }
 
-func (s *suite) wrongRole() {
-	if s.models.Draft != "" {
-		d := s.open(s.draftOptions())
-		err := d.Step(s.ctx, one(pending(s.sequence(d)), rowsOf(0, chain([]int32{1}), 0)), &engine.StepResult{})
-		s.refused("step on a draft", err, codes.FailedPrecondition, "role", "draft", "target")
-		_, err = d.Score(s.ctx, []int32{1}, []int32{0}, false)
-		s.refused("score on a draft", err, codes.FailedPrecondition, "role", "draft", "score")
-	}
-	e := s.target()
-	_, err := e.Score(s.ctx, []int32{1}, []int32{0}, false)
-	s.refused("score on a target", err, codes.FailedPrecondition, "role", "target", "score")
-	err = e.Propose(s.ctx, nil, []engine.DraftRequest{{Sequence: s.sequence(e), Block: 2, TopK: 1, Temperature: 1}}, &engine.DraftResult{})
-	s.refused("propose on a target", err, codes.FailedPrecondition, "role", "target", "draft")
-}
-
 func (s *suite) truncate() {
 	e := s.target()
 	q := s.sequence(e)
@@ -187,7 +171,7 @@ func (s *suite) truncate() {
 }
 
 // oneByOne decodes given tokens with single committed rows and returns the last row's outputs.
-func (s *suite) oneByOne(e engine.Engine, q engine.Sequence, tokens []int32) *engine.StepResult {
+func (s *suite) oneByOne(e engine.Target, q engine.Sequence, tokens []int32) *engine.StepResult {
 	s.Helper()
 	r := &engine.StepResult{}
 	at := s.length(e, q)
@@ -285,7 +269,7 @@ func (s *suite) concurrent() {
 
 // handles: an engine lists what exists in it, and nothing that was freed or refused.
 func (s *suite) handles() {
-	e := s.open(options(engine.RoleTarget, s.models.Target))
+	e := s.target()
 	expect := func(what string, sequences []engine.Sequence, snapshots []engine.Snapshot) {
 		s.Helper()
 		h, err := e.Handles(s.ctx)

@@ -1,5 +1,5 @@
 // Package enginetest is the conformance suite of engines: everything that native/include/tandem/engine.h and
-// engine.Engine promise, for every implementation: the fake, the native libraries in process, and engine programs
+// package engine promise, for every implementation: the fake, the native libraries in process, and engine programs
 // behind a connection.
 package enginetest
 
@@ -45,7 +45,6 @@ func Run(t *testing.T, make Constructor) {
 		{"Close", (*suite).close},
 		{"Sequences", (*suite).sequences},
 		{"StepErrors", (*suite).stepErrors},
-		{"WrongRole", (*suite).wrongRole},
 		{"Outputs", (*suite).outputs},
 		{"BatchInvariance", (*suite).batchInvariance},
 		{"TreeCommitEqualsPlainDecode", (*suite).treeCommit},
@@ -73,11 +72,14 @@ func Run(t *testing.T, make Constructor) {
 		{"Masks", (*suite).masks},
 		{"Features", (*suite).features},
 		{"FusedFeatures", (*suite).fusedFeatures},
+		{"Fuse", (*suite).fuse},
 		{"KeptFeatures", (*suite).keptFeatures},
 		{"Shards", (*suite).shards},
 		{"Draft", (*suite).draft},
+		{"DraftAppends", (*suite).draftAppends},
 		{"DraftErrors", (*suite).draftErrors},
 		{"Score", (*suite).score},
+		{"ScorePrompts", (*suite).scorePrompts},
 		{"ScoreErrors", (*suite).scoreErrors},
 		{"Cancel", (*suite).cancel},
 		{"CancelPrefill", (*suite).cancelPrefill},
@@ -110,19 +112,20 @@ type suite struct {
 	rng    *rand.Rand
 }
 
-func options(role engine.Role, path string) engine.OpenOptions {
+func options(path string) engine.OpenOptions {
 	return engine.OpenOptions{
-		Role: role, ModelPath: path, Threads: 2, MaxSequences: maxSequences, MaxContext: maxContext, MaxTreeRows: treeRows,
+		ModelPath: path, Threads: 2, MaxSequences: maxSequences, MaxContext: maxContext, MaxTreeRows: treeRows,
 		MaxBatchRows: batchRows, MaxTopK: topK, KVTypeK: engine.KVDefault, KVTypeV: engine.KVDefault,
 	}
 }
 
-func (s *suite) open(o engine.OpenOptions) engine.Engine {
+// opened opens an engine, or skips the test when there is no model for it, and closes it at the test's end.
+func opened[E engine.Engine](s *suite, open engine.Open[E], o engine.OpenOptions) E {
 	s.Helper()
 	if o.ModelPath == "" {
-		s.Skipf("no model for role %d", o.Role)
+		s.Skip("no model for this role")
 	}
-	e, err := s.opener.Open(s.ctx, o, nil)
+	e, err := open(s.ctx, o, nil)
 	if err != nil {
 		s.Fatalf("open: %v", err)
 	}
@@ -134,13 +137,28 @@ func (s *suite) open(o engine.OpenOptions) engine.Engine {
 	return e
 }
 
-func (s *suite) target() engine.Engine {
+func (s *suite) openTarget(o engine.OpenOptions) engine.Target {
 	s.Helper()
-	return s.open(options(engine.RoleTarget, s.models.Target))
+	return opened(s, s.opener.OpenTarget, o)
+}
+
+func (s *suite) target() engine.Target {
+	s.Helper()
+	return s.openTarget(options(s.models.Target))
+}
+
+func (s *suite) draftEngine() engine.Draft {
+	s.Helper()
+	return opened(s, s.opener.OpenDraft, s.draftOptions())
+}
+
+func (s *suite) scorer() engine.Scorer {
+	s.Helper()
+	return opened(s, s.opener.OpenScorer, options(s.models.Score))
 }
 
 func (s *suite) draftOptions() engine.OpenOptions {
-	o := options(engine.RoleDraft, s.models.Draft)
+	o := options(s.models.Draft)
 	o.TablesPath = s.models.Tables
 	return o
 }
@@ -165,14 +183,14 @@ func (s *suite) refused(what string, err error, code codes.Code, words ...string
 	}
 }
 
-func (s *suite) sequence(e engine.Engine) engine.Sequence {
+func (s *suite) sequence(e engine.Sequences) engine.Sequence {
 	s.Helper()
 	q, err := e.NewSequence(s.ctx)
 	s.ok(err)
 	return q
 }
 
-func (s *suite) length(e engine.Engine, q engine.Sequence) int {
+func (s *suite) length(e engine.Sequences, q engine.Sequence) int {
 	s.Helper()
 	n, err := e.SequenceLength(s.ctx, q)
 	s.ok(err)
@@ -189,7 +207,7 @@ func (s *suite) tokens(e engine.Engine, n int) []int32 {
 }
 
 // feed commits tokens in one step of decode rows and returns the result of the last one.
-func (s *suite) feed(e engine.Engine, q engine.Sequence, tokens []int32, want uint32) *engine.StepResult {
+func (s *suite) feed(e engine.Target, q engine.Sequence, tokens []int32, want uint32) *engine.StepResult {
 	s.Helper()
 	r := &engine.StepResult{}
 	rows := rowsOf(s.length(e, q), chain(tokens), 0)
@@ -237,7 +255,7 @@ func chain(tokens []int32) []node {
 	return out
 }
 
-func (s *suite) randomTree(e engine.Engine, n int) []node {
+func (s *suite) randomTree(e engine.Target, n int) []node {
 	tree := make([]node, n)
 	for i, t := range s.tokens(e, n) {
 		tree[i] = node{t, int32(s.rng.IntN(i+1)) - 1}
@@ -256,7 +274,7 @@ func pathTo(tree []node, i int) []int32 {
 }
 
 // step runs a tree without committing it.
-func (s *suite) step(e engine.Engine, q engine.Sequence, tree []node, want uint32) *engine.StepResult {
+func (s *suite) step(e engine.Target, q engine.Sequence, tree []node, want uint32) *engine.StepResult {
 	s.Helper()
 	r := &engine.StepResult{}
 	step := one(pending(q), rowsOf(s.length(e, q), tree, want))
@@ -277,7 +295,7 @@ func commit(q engine.Sequence, path ...int32) *engine.Step {
 	return one(engine.Group{Sequence: q, Path: path}, nil)
 }
 
-func (s *suite) commit(e engine.Engine, q engine.Sequence, path ...int32) {
+func (s *suite) commit(e engine.Target, q engine.Sequence, path ...int32) {
 	s.Helper()
 	s.ok(e.Step(s.ctx, commit(q, path...), &engine.StepResult{}))
 }

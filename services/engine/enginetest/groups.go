@@ -10,7 +10,7 @@ import (
 )
 
 // piece commits tokens as a prompt piece and returns the result of the last one.
-func (s *suite) piece(e engine.Engine, q engine.Sequence, tokens []int32, want uint32) *engine.StepResult {
+func (s *suite) piece(e engine.Target, q engine.Sequence, tokens []int32, want uint32) *engine.StepResult {
 	s.Helper()
 	r := &engine.StepResult{}
 	rows := rowsOf(s.length(e, q), chain(tokens), 0)
@@ -235,7 +235,7 @@ func (s *suite) mixes() {
 }
 
 // drawPart draws what a sequence does; most is its share of the step's rows.
-func (s *suite) drawPart(e engine.Engine, p *part, most int) {
+func (s *suite) drawPart(e engine.Target, p *part, most int) {
 	p.before, p.path, p.tree = nil, nil, nil
 	p.kind, p.commit = engine.KindDecode, false
 	if s.rng.IntN(2) == 0 {
@@ -263,7 +263,7 @@ func (s *suite) drawPart(e engine.Engine, p *part, most int) {
 
 // runParts runs the pending rows of parts, then their groups, in one step each, and returns bits of rows and kept
 // features by part.
-func (s *suite) runParts(e engine.Engine, parts []part) (rows [][]row, read []string) {
+func (s *suite) runParts(e engine.Target, parts []part) (rows [][]row, read []string) {
 	s.Helper()
 	r := &engine.StepResult{}
 	before, step := &engine.Step{}, &engine.Step{Features: engine.FeatureRawF32}

@@ -11,7 +11,7 @@ import (
 // keeper reads kept features of one encoding.
 type keeper struct {
 	*suite
-	e     engine.Engine
+	e     engine.Target
 	enc   engine.FeatureEncoding
 	width int // bytes of a row
 }

@@ -15,7 +15,7 @@ import (
 // plain answers what a sequence of its own, read token by token, would.
 type plain struct {
 	*suite
-	e engine.Engine
+	e engine.Target
 }
 
 func (p plain) probe(text []int32) row {
@@ -28,14 +28,14 @@ func (p plain) probe(text []int32) row {
 }
 
 // feedAll commits any number of tokens.
-func (s *suite) feedAll(e engine.Engine, q engine.Sequence, text []int32) {
+func (s *suite) feedAll(e engine.Target, q engine.Sequence, text []int32) {
 	s.Helper()
 	for part := range slices.Chunk(text, batchRows) {
 		s.feed(e, q, part, 0)
 	}
 }
 
-func (s *suite) fork(e engine.Engine, q engine.Sequence) engine.Sequence {
+func (s *suite) fork(e engine.Target, q engine.Sequence) engine.Sequence {
 	s.Helper()
 	f, err := e.Fork(s.ctx, q)
 	s.ok(err)
@@ -103,12 +103,12 @@ func (s *suite) demote() {
 }
 
 func (s *suite) poolOptions() {
-	o := options(engine.RoleTarget, s.models.Target)
+	o := options(s.models.Target)
 	o.KVPositions = maxContext - 1
-	_, err := s.opener.Open(s.ctx, o, nil)
+	_, err := s.opener.OpenTarget(s.ctx, o, nil)
 	s.refused("a pool smaller than a sequence", err, codes.InvalidArgument, "kv_positions")
 	o.KVPositions = maxContext
-	if i := s.open(o).Info(); i.KVPositions != maxContext || i.MaxContext != maxContext {
+	if i := s.openTarget(o).Info(); i.KVPositions != maxContext || i.MaxContext != maxContext {
 		s.Errorf("kv_positions %d, max_context %d, want %d", i.KVPositions, i.MaxContext, maxContext)
 	}
 	if i := s.target().Info(); i.KVPositions != maxSequences*maxContext {
@@ -125,9 +125,9 @@ type holder[H any] struct {
 // program runs random calls on an engine whose pool is too small for all it is asked for. Every sequence answers as one
 // of its own, read from the start by another engine; what is refused changed nothing.
 func (s *suite) program() {
-	o := options(engine.RoleTarget, s.models.Target)
+	o := options(s.models.Target)
 	o.KVPositions = maxContext
-	e, alone := s.open(o), plain{s, s.target()}
+	e, alone := s.openTarget(o), plain{s, s.target()}
 	var sequences []holder[engine.Sequence]
 	var snapshots []holder[engine.Snapshot]
 	refusals := 0
@@ -214,7 +214,7 @@ func (s *suite) program() {
 }
 
 // grow runs a tree on a sequence and commits a path of it.
-func (s *suite) grow(e engine.Engine, h *holder[engine.Sequence], exhausted func(error) bool) {
+func (s *suite) grow(e engine.Target, h *holder[engine.Sequence], exhausted func(error) bool) {
 	s.Helper()
 	tree := s.randomTree(e, 1+s.rng.IntN(8))
 	step := one(pending(h.handle), rowsOf(len(h.text), tree, 0))
@@ -231,7 +231,7 @@ func (s *suite) grow(e engine.Engine, h *holder[engine.Sequence], exhausted func
 }
 
 // check compares what all sequences say next. A probe that finds no room is left out.
-func (s *suite) check(e engine.Engine, alone plain, sequences []holder[engine.Sequence], where string) {
+func (s *suite) check(e engine.Target, alone plain, sequences []holder[engine.Sequence], where string) {
 	s.Helper()
 	for _, q := range sequences {
 		r := &engine.StepResult{}

@@ -28,7 +28,7 @@ type stored struct {
 }
 
 // store reads a snapshot from page first on, pages so many blocks at a time.
-func (s *suite) store(e engine.Engine, p engine.Snapshot, first, blocks int) stored {
+func (s *suite) store(e engine.Target, p engine.Snapshot, first, blocks int) stored {
 	s.Helper()
 	l, err := e.DescribeSnapshot(s.ctx, p)
 	s.ok(err)
@@ -52,7 +52,7 @@ func (s *suite) store(e engine.Engine, p engine.Snapshot, first, blocks int) sto
 }
 
 // load writes a snapshot.
-func (s *suite) load(e engine.Engine, from stored, base engine.Snapshot, shared int) engine.Snapshot {
+func (s *suite) load(e engine.Target, from stored, base engine.Snapshot, shared int) engine.Snapshot {
 	s.Helper()
 	p, err := e.BeginSnapshot(s.ctx, from.layout, base, shared)
 	s.ok(err)
@@ -203,9 +203,9 @@ func (s *suite) partsDamaged() {
 		_, err := e.BeginSnapshot(s.ctx, bad, 0, 0)
 		s.refused("a layout that does not fit", err, v.code)
 	}
-	o := options(engine.RoleTarget, s.models.Target)
+	o := options(s.models.Target)
 	if o.KVTypeK = s.models.OtherKV; o.KVTypeK != e.Info().KVTypeK {
-		_, err := s.open(o).BeginSnapshot(s.ctx, l, 0, 0)
+		_, err := s.openTarget(o).BeginSnapshot(s.ctx, l, 0, 0)
 		s.refused("another cache type", err, codes.FailedPrecondition, "kv_type")
 	}
 	// A token that the model does not have.

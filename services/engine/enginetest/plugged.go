@@ -8,7 +8,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
 
-	enginev1 "github.com/tandem-inference/tandem/proto/tandem/engine/v1"
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/engine/host"
 )
@@ -18,12 +17,41 @@ func Plugged(inner engine.Opener) engine.Opener { return plugged{inner} }
 
 type plugged struct{ inner engine.Opener }
 
-// Open implements engine.Opener.
-func (p plugged) Open(ctx context.Context, o engine.OpenOptions, progress engine.Progress) (engine.Engine, error) {
+// OpenTarget implements engine.Opener, as do the methods below.
+func (p plugged) OpenTarget(ctx context.Context, o engine.OpenOptions, progress engine.Progress) (engine.Target, error) {
+	e, err := openPlugged(ctx, p, o, progress, host.OpenTarget)
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+// OpenDraft opens a draft.
+func (p plugged) OpenDraft(ctx context.Context, o engine.OpenOptions, progress engine.Progress) (engine.Draft, error) {
+	e, err := openPlugged(ctx, p, o, progress, host.OpenDraft)
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+// OpenScorer opens a scorer.
+func (p plugged) OpenScorer(ctx context.Context, o engine.OpenOptions, progress engine.Progress) (engine.Scorer, error) {
+	e, err := openPlugged(ctx, p, o, progress, host.OpenScorer)
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+// remoteOpen is host.OpenTarget, host.OpenDraft or host.OpenScorer.
+type remoteOpen[E any] func(context.Context, grpc.ClientConnInterface, engine.OpenOptions, engine.Progress, func() error) (E, error)
+
+func openPlugged[E any](ctx context.Context, p plugged, o engine.OpenOptions, progress engine.Progress, open remoteOpen[E]) (e E, err error) {
 	listener := bufconn.Listen(1 << 20)
 	server := host.NewServer(p.inner)
 	g := grpc.NewServer(host.ServerOptions(nil)...)
-	enginev1.RegisterEngineServiceServer(g, server)
+	server.Register(g)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = g.Serve(listener) }()
 	conn, err := grpc.NewClient("passthrough:///engine", append(host.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -36,14 +64,11 @@ func (p plugged) Open(ctx context.Context, o engine.OpenOptions, progress engine
 		<-done
 		return server.Shutdown()
 	}
+	if err == nil {
+		e, err = open(ctx, conn, o, progress, stop)
+	}
 	if err != nil {
 		_ = stop()
-		return nil, err
 	}
-	e, err := host.OpenRemote(ctx, conn, o, progress, stop)
-	if err != nil {
-		_ = stop()
-		return nil, err
-	}
-	return e, nil
+	return e, err
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
-func (s *suite) featuresOf(e engine.Engine, q engine.Sequence, tree []node, enc engine.FeatureEncoding) []byte {
+func (s *suite) featuresOf(e engine.Target, q engine.Sequence, tree []node, enc engine.FeatureEncoding) []byte {
 	s.Helper()
 	r := &engine.StepResult{}
 	step := one(pending(q), rowsOf(s.length(e, q), tree, engine.WantFeatures))
@@ -82,7 +82,7 @@ func (s *suite) fusedFeatures() {
 	}
 	e := s.target()
 	s.ok(e.LoadFuse(s.ctx, s.models.Draft))
-	i, d := e.Info(), s.open(s.draftOptions()).Info()
+	i, d := e.Info(), s.draftEngine().Info()
 	if i.FeatureFused != d.FeatureFused || !slices.Equal(i.CaptureLayers, d.CaptureLayers) {
 		s.Fatalf("target captures %v, %d values; draft wants %v, %d", i.CaptureLayers, i.FeatureFused, d.CaptureLayers, d.FeatureFused)
 	}
@@ -107,6 +107,69 @@ func (s *suite) fusedFeatures() {
 	}
 }
 
+// fuse: raw features that were computed elsewhere, here by the same engine, are fused to the bits of the step's own, in
+// both contracts.
+func (s *suite) fuse() {
+	if s.models.Draft == "" {
+		s.Skip("no draft")
+	}
+	e := s.target()
+	decode := engine.RawFeatures{Rows: 1, Encoding: engine.FeatureRawF32, Data: make([]byte, 64)}
+	_, err := e.Fuse(s.ctx, decode, engine.FeatureFusedF32)
+	s.refused("without a fuse", err, codes.FailedPrecondition, "fuse")
+	s.ok(e.LoadFuse(s.ctx, s.models.Draft))
+	i := e.Info()
+	if i.FuseRaw != i.FeatureRaw {
+		s.Fatalf("fuse takes %d values a row, a step gives %d", i.FuseRaw, i.FeatureRaw)
+	}
+	const rows = 70
+	tokens := s.tokens(e, rows)
+	for _, kind := range []engine.GroupKind{engine.KindDecode, engine.KindPrompt} {
+		features := func(enc engine.FeatureEncoding) []byte {
+			q := s.sequence(e)
+			defer func() { s.ok(e.FreeSequence(s.ctx, q)) }()
+			r := &engine.StepResult{}
+			step := one(engine.Group{Sequence: q, Kind: kind, Commit: true}, rowsOf(0, chain(tokens), engine.WantFeatures))
+			step.Features = enc
+			s.ok(e.Step(s.ctx, step, r))
+			return r.Features
+		}
+		raw := engine.RawFeatures{Rows: rows, Kind: kind, Encoding: engine.FeatureRawF32, Data: features(engine.FeatureRawF32)}
+		for _, enc := range []engine.FeatureEncoding{engine.FeatureFusedF32, engine.FeatureFusedBF16} {
+			got, err := e.Fuse(s.ctx, raw, enc)
+			s.ok(err)
+			if !slices.Equal(got, features(enc)) {
+				s.Errorf("kind %d, encoding %d: fused features differ from the step's", kind, enc)
+			}
+		}
+		decode = raw
+	}
+	for _, c := range []struct {
+		name string
+		edit func(*engine.RawFeatures)
+		enc  engine.FeatureEncoding
+		word string
+	}{
+		{"no rows", func(f *engine.RawFeatures) { f.Rows = 0 }, engine.FeatureFusedF32, "n"},
+		{"too many rows", func(f *engine.RawFeatures) {
+			f.Rows = batchRows + 1
+			f.Data = make([]byte, (batchRows+1)*4*i.FuseRaw)
+		}, engine.FeatureFusedF32, "max_batch_rows"},
+		{"kind", func(f *engine.RawFeatures) { f.Kind = 7 }, engine.FeatureFusedF32, "kind"},
+		{"fused for raw", func(f *engine.RawFeatures) {
+			f.Encoding = engine.FeatureFusedBF16
+			f.Data = f.Data[:len(f.Data)/2]
+		}, engine.FeatureFusedF32, "raw_encoding"},
+		{"raw for fused", func(*engine.RawFeatures) {}, engine.FeatureRawF32, "fused_encoding"},
+		{"short data", func(f *engine.RawFeatures) { f.Data = f.Data[1:] }, engine.FeatureFusedF32, "raw"},
+	} {
+		f := decode
+		c.edit(&f)
+		_, err := e.Fuse(s.ctx, f, c.enc)
+		s.refused(c.name, err, codes.InvalidArgument, c.word)
+	}
+}
+
 // shards: two engines of half the layers equal one, bit by bit.
 func (s *suite) shards() {
 	whole := s.target()
@@ -115,17 +178,17 @@ func (s *suite) shards() {
 		s.Skip("one layer cannot be divided")
 	}
 	cut := i.Layers / 2
-	front, back := options(engine.RoleTarget, s.models.Target), options(engine.RoleTarget, s.models.Target)
+	front, back := options(s.models.Target), options(s.models.Target)
 	front.LayerLast, back.LayerFirst = cut, cut
-	a, b := s.open(front), s.open(back)
+	a, b := s.openTarget(front), s.openTarget(back)
 	tokens := s.tokens(whole, 8)
 	qw, qa, qb := s.sequence(whole), s.sequence(a), s.sequence(b)
 	var ra, rb engine.StepResult
 	through := func(tree []node, commit bool) *engine.StepResult {
 		s.Helper()
 		s.ok(a.Step(s.ctx, one(engine.Group{Sequence: qa, Commit: commit}, rowsOf(s.length(a, qa), tree, 0)), &ra))
-		if len(ra.HiddenOut) != len(tree)*i.Hidden {
-			s.Fatalf("%d hidden values of %d rows", len(ra.HiddenOut), len(tree))
+		if len(ra.HiddenOut) != len(tree)*i.Hidden*4 {
+			s.Fatalf("%d hidden bytes of %d rows", len(ra.HiddenOut), len(tree))
 		}
 		step := one(engine.Group{Sequence: qb, Commit: commit}, rowsOf(s.length(b, qb), tree, everything))
 		step.HiddenIn = ra.HiddenOut
@@ -142,7 +205,7 @@ func (s *suite) shards() {
 	}
 	path := pathTo(tree, 8)
 	for _, c := range []struct {
-		e engine.Engine
+		e engine.Target
 		q engine.Sequence
 	}{{whole, qw}, {a, qa}, {b, qb}} {
 		s.commit(c.e, c.q, path...)
@@ -154,6 +217,35 @@ func (s *suite) shards() {
 	s.refused("token from a shard without head", err, codes.FailedPrecondition, "want")
 	err = b.Step(s.ctx, one(pending(qb), rowsOf(s.length(b, qb), chain([]int32{1}), 0)), &rb)
 	s.refused("no hidden rows", err, codes.InvalidArgument, "hidden_in")
+	// As bfloat16 the front hands on what it has in float32, rounded to nearest even, and the back takes it.
+	front1 := one(pending(qa), rowsOf(s.length(a, qa), tree, 0))
+	s.ok(a.Step(s.ctx, front1, &ra))
+	wide := slices.Clone(ra.HiddenOut)
+	front1.Hidden = engine.HiddenBF16
+	s.ok(a.Step(s.ctx, front1, &ra))
+	if !slices.Equal(ra.HiddenOut, narrow(wide)) {
+		s.Errorf("%d bytes of bfloat16 hidden rows are not %d of float32, rounded", len(ra.HiddenOut), len(wide))
+	}
+	half := one(pending(qb), rowsOf(s.length(b, qb), tree, everything))
+	half.HiddenIn, half.Hidden = ra.HiddenOut, engine.HiddenBF16
+	s.ok(b.Step(s.ctx, half, &rb))
+	want := rowBits(&rb, len(tree)-1, len(tree))
+	half.HiddenIn, half.Hidden = widen(ra.HiddenOut), engine.HiddenF32
+	s.ok(b.Step(s.ctx, half, &rb))
+	s.same("bfloat16 hidden rows", want, rowBits(&rb, len(tree)-1, len(tree)))
+	half.Hidden = 7
+	s.refused("hidden encoding", b.Step(s.ctx, half, &rb), codes.InvalidArgument, "hidden_encoding", "hidden")
+	half.Hidden = engine.HiddenBF16
+	s.refused("bytes of another encoding", b.Step(s.ctx, half, &rb), codes.InvalidArgument, "hidden_in")
+}
+
+// widen makes float32 of bf16.
+func widen(bf16 []byte) []byte {
+	out := make([]byte, 0, 2*len(bf16))
+	for i := 0; i+2 <= len(bf16); i += 2 {
+		out = append(out, 0, 0, bf16[i], bf16[i+1])
+	}
+	return out
 }
 
 // randomFeatures makes fused bf16 rows of numbers around zero, as after a norm.
@@ -166,7 +258,7 @@ func (s *suite) randomFeatures(width, rows int) []byte {
 }
 
 func (s *suite) draft() {
-	e := s.open(s.draftOptions())
+	e := s.draftEngine()
 	i := e.Info()
 	const rows = 17
 	data := s.randomFeatures(i.FeatureFused, rows)
@@ -263,6 +355,53 @@ func (s *suite) draft() {
 	}
 }
 
+// draftAppends: pieces of several sequences in one call give the bits of single calls, and one that is refused leaves all
+// sequences as they were.
+func (s *suite) draftAppends() {
+	e := s.draftEngine()
+	i := e.Info()
+	const rows = 90
+	rowBytes := 2 * i.FeatureFused
+	data := [2][]byte{s.randomFeatures(i.FeatureFused, rows), s.randomFeatures(i.FeatureFused, rows)}
+	part := func(q engine.Sequence, of, from, to int) engine.FeatureRows {
+		return engine.FeatureRows{Sequence: q, Position: int32(from), Rows: int32(to - from), Encoding: engine.FeatureFusedBF16,
+			Data: data[of][from*rowBytes : to*rowBytes]}
+	}
+	var r engine.DraftResult
+	var joint, alone [2]engine.Sequence
+	for k := range joint {
+		joint[k], alone[k] = s.sequence(e), s.sequence(e)
+	}
+	// Lengths on both sides of the border to the contract of prompts; two pieces of one sequence.
+	pieces := func(q [2]engine.Sequence) []engine.FeatureRows {
+		return []engine.FeatureRows{part(q[0], 0, 0, 20), part(q[1], 1, 0, 70), part(q[0], 0, 20, 25), part(q[1], 1, 70, 70)}
+	}
+	wrong := append(pieces(joint), part(joint[1], 1, 71, 72))
+	s.refused("a gap behind good pieces", e.Propose(s.ctx, wrong, nil, &r), codes.FailedPrecondition, "position")
+	for _, q := range joint {
+		if n := s.length(e, q); n != 0 {
+			s.Fatalf("a refused append left %d rows", n)
+		}
+	}
+	s.ok(e.Propose(s.ctx, pieces(joint), nil, &r))
+	for _, f := range pieces(alone) {
+		s.ok(e.Propose(s.ctx, []engine.FeatureRows{f}, nil, &r))
+	}
+	for k, n := range []int32{25, 70} {
+		if s.length(e, joint[k]) != int(n) {
+			s.Fatalf("sequence %d has %d rows, want %d", k, s.length(e, joint[k]), n)
+		}
+		var a, b engine.DraftResult
+		for _, c := range []struct {
+			q engine.Sequence
+			r *engine.DraftResult
+		}{{joint[k], &a}, {alone[k], &b}} {
+			s.ok(e.Propose(s.ctx, nil, []engine.DraftRequest{{Sequence: c.q, Token: 3, Position: n, Block: int32(i.BlockSize), TopK: 4, Temperature: 1}}, c.r))
+		}
+		sameDraft(s, "appended together", &a, &b)
+	}
+}
+
 func sameDraft(s *suite, what string, a, b *engine.DraftResult) {
 	s.Helper()
 	if !slices.Equal(a.IDs, b.IDs) || !slices.Equal(bitsOf(a.Logprobs), bitsOf(b.Logprobs)) {
@@ -271,7 +410,7 @@ func sameDraft(s *suite, what string, a, b *engine.DraftResult) {
 }
 
 func (s *suite) draftErrors() {
-	e := s.open(s.draftOptions())
+	e := s.draftEngine()
 	i := e.Info()
 	q := s.sequence(e)
 	good := engine.FeatureRows{Sequence: q, Rows: 2, Encoding: engine.FeatureFusedBF16, Data: s.randomFeatures(i.FeatureFused, 2)}
@@ -319,11 +458,56 @@ func (s *suite) draftErrors() {
 	}
 }
 
+// scoreOne scores one prompt.
+func scoreOne(ctx context.Context, e engine.Scorer, ids, rows []int32, rotated bool) ([]float32, error) {
+	all, err := e.Score(ctx, []engine.Prompt{{IDs: ids, QueryRows: rows}}, rotated, nil)
+	if err != nil {
+		return nil, err
+	}
+	return all[0], nil
+}
+
+// scorePrompts: prompts in one call have the scores of calls of their own, one that is refused keeps the others from
+// being scored, and progress rises to all rows and layers.
+func (s *suite) scorePrompts() {
+	e := s.scorer()
+	prompts := []engine.Prompt{
+		{IDs: s.tokens(e, 60), QueryRows: []int32{40, 47}}, {IDs: s.tokens(e, 7), QueryRows: []int32{6}},
+		{IDs: s.tokens(e, maxContext), QueryRows: []int32{maxContext - 1}},
+	}
+	last, total := uint64(0), uint64(0)
+	all, err := e.Score(s.ctx, prompts, false, func(done, of uint64) {
+		if done <= last || done > of || total != 0 && of != total {
+			s.Errorf("progress went from %d of %d to %d of %d", last, total, done, of)
+		}
+		last, total = done, of
+	})
+	s.ok(err)
+	if len(all) != len(prompts) {
+		s.Fatalf("scores of %d prompts, want %d", len(all), len(prompts))
+	}
+	if last == 0 || total != uint64((60+7+maxContext)*e.Info().Layers) {
+		s.Errorf("progress ended at %d of %d", last, total)
+	}
+	for k, p := range prompts {
+		alone, err := scoreOne(s.ctx, e, p.IDs, p.QueryRows, false)
+		s.ok(err)
+		if !slices.Equal(bitsOf(all[k]), bitsOf(alone)) {
+			s.Errorf("prompt %d has other scores than alone", k)
+		}
+	}
+	wrong := append(slices.Clone(prompts), engine.Prompt{IDs: prompts[0].IDs})
+	_, err = e.Score(s.ctx, wrong, false, func(done, of uint64) { s.Errorf("%d of %d of refused prompts are scored", done, of) })
+	s.refused("no query rows", err, codes.InvalidArgument, "prompts[3]")
+	_, err = e.Score(s.ctx, nil, false, nil)
+	s.refused("no prompts", err, codes.InvalidArgument, "prompts")
+}
+
 func (s *suite) score() {
-	e := s.open(options(engine.RoleScore, s.models.Score))
+	e := s.scorer()
 	ids := s.tokens(e, 60)
 	rows := []int32{40, 47, 48}
-	plain, err := e.Score(s.ctx, ids, rows, false)
+	plain, err := scoreOne(s.ctx, e, ids, rows, false)
 	s.ok(err)
 	if len(plain) != len(ids) {
 		s.Fatalf("%d scores for %d tokens", len(plain), len(ids))
@@ -333,18 +517,18 @@ func (s *suite) score() {
 			s.Errorf("score %v at %d", v, i)
 		}
 	}
-	again, err := e.Score(s.ctx, ids, rows, false)
+	again, err := scoreOne(s.ctx, e, ids, rows, false)
 	s.ok(err)
 	if !slices.Equal(bitsOf(plain), bitsOf(again)) {
 		s.Error("the same prompt scores differently")
 	}
-	rotated, err := e.Score(s.ctx, ids, rows, true)
+	rotated, err := scoreOne(s.ctx, e, ids, rows, true)
 	s.ok(err)
 	if slices.Equal(plain, rotated) {
 		s.Error("rotation changes nothing")
 	}
 	// What follows the last query row does not matter.
-	cut, err := e.Score(s.ctx, ids[:49], rows, false)
+	cut, err := scoreOne(s.ctx, e, ids[:49], rows, false)
 	s.ok(err)
 	for i := range cut {
 		if math.Abs(float64(cut[i]-plain[i])) > 1e-4 {
@@ -354,7 +538,7 @@ func (s *suite) score() {
 }
 
 func (s *suite) scoreErrors() {
-	e := s.open(options(engine.RoleScore, s.models.Score))
+	e := s.scorer()
 	ids := s.tokens(e, 10)
 	for _, c := range []struct {
 		name string
@@ -371,22 +555,22 @@ func (s *suite) scoreErrors() {
 		{"token outside", []int32{int32(e.Info().Vocab)}, []int32{0}, codes.InvalidArgument, "ids"},
 		{"too long", s.tokens(e, maxContext+1), []int32{0}, codes.ResourceExhausted, "context"},
 	} {
-		_, err := e.Score(s.ctx, c.ids, c.rows, false)
+		_, err := scoreOne(s.ctx, e, c.ids, c.rows, false)
 		s.refused(c.name, err, c.code, c.word)
 	}
 	ctx, cancel := context.WithCancel(s.ctx)
 	cancel()
-	_, err := e.Score(ctx, ids, []int32{9}, false)
+	_, err := scoreOne(ctx, e, ids, []int32{9}, false)
 	s.refused("cancelled before", err, codes.Canceled)
 	// Cancelled at some moment: the call ends, with or without a result, and the engine goes on.
 	for i := range 5 {
 		ctx, cancel := context.WithTimeout(s.ctx, time.Duration(i)*300*time.Microsecond)
-		if _, err := e.Score(ctx, s.tokens(e, maxContext), []int32{maxContext - 1}, false); err != nil {
+		if _, err := scoreOne(ctx, e, s.tokens(e, maxContext), []int32{maxContext - 1}, false); err != nil {
 			s.refused("cancelled while running", err, codes.DeadlineExceeded)
 		}
 		cancel()
 	}
-	_, err = e.Score(s.ctx, ids, []int32{9}, false)
+	_, err = scoreOne(s.ctx, e, ids, []int32{9}, false)
 	s.ok(err)
 }
 

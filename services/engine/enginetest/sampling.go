@@ -19,7 +19,7 @@ func hot(seed uint64, prompt int) engine.Sampler {
 }
 
 // decode generates n tokens after a prompt with single rows.
-func (s *suite) decode(e engine.Engine, prompt []int32, sampler engine.Sampler, n int) []int32 {
+func (s *suite) decode(e engine.Target, prompt []int32, sampler engine.Sampler, n int) []int32 {
 	s.Helper()
 	q := s.sequence(e)
 	defer func() { s.ok(e.FreeSequence(s.ctx, q)) }()

@@ -10,7 +10,7 @@ var FakeModels = Models{
 // TargetOptions opens FakeModels.Target for two sequences.
 func TargetOptions() engine.OpenOptions {
 	return engine.OpenOptions{
-		Role: engine.RoleTarget, ModelPath: FakeModels.Target, MaxSequences: 2,
+		ModelPath: FakeModels.Target, MaxSequences: 2,
 		KVTypeK: engine.KVDefault, KVTypeV: engine.KVDefault,
 	}
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // probe runs the same two rows and drops them: equal states give equal bits.
-func (s *suite) probe(e engine.Engine, q engine.Sequence) row {
+func (s *suite) probe(e engine.Target, q engine.Sequence) row {
 	s.Helper()
 	r := s.step(e, q, chain([]int32{1, 2}), everything)
 	s.commit(e, q)
@@ -83,16 +83,16 @@ func (s *suite) exportImport() {
 	s.refused("export of nothing", err, codes.NotFound, "sequence")
 	s.refused("import to nowhere", e.Import(s.ctx, 4711, state), codes.NotFound, "sequence")
 	// Another type of cache does not fit.
-	o := options(engine.RoleTarget, s.models.Target)
+	o := options(s.models.Target)
 	o.KVTypeK = s.models.OtherKV
 	if o.KVTypeK != e.Info().KVTypeK {
-		strange := s.open(o)
+		strange := s.openTarget(o)
 		s.refused("another cache type", strange.Import(s.ctx, s.sequence(strange), state), codes.FailedPrecondition)
 	}
 	// Nor does it into a shorter engine.
-	o = options(engine.RoleTarget, s.models.Target)
+	o = options(s.models.Target)
 	o.MaxContext, o.MaxTreeRows, o.MaxBatchRows = 16, 16, 16
-	short := s.open(o)
+	short := s.openTarget(o)
 	s.refused("too long a state", short.Import(s.ctx, s.sequence(short), state), codes.ResourceExhausted, "context")
 	empty := s.sequence(e)
 	state, err = e.Export(s.ctx, empty)

@@ -44,7 +44,7 @@ func (s *suite) stepErrors() {
 		{"top-k too large", func(p *engine.Step) { p.Rows[0].Want, p.Rows[0].TopK = engine.WantTop, topK+1 }, codes.InvalidArgument, []string{"top_k"}},
 		{"score outside", func(p *engine.Step) { p.Rows[0].Want, p.Rows[0].Score = engine.WantScore, vocab }, codes.InvalidArgument, []string{"groups[0].rows[0].score"}},
 		{"mask without masks", func(p *engine.Step) { p.Rows[0].Want, p.Rows[0].Mask = engine.WantToken, 0 }, codes.InvalidArgument, []string{"groups[0].rows[0].mask"}},
-		{"hidden rows at layer 0", func(p *engine.Step) { p.HiddenIn = make([]float32, 2*e.Info().Hidden) }, codes.InvalidArgument, []string{"hidden_in"}},
+		{"hidden rows at layer 0", func(p *engine.Step) { p.HiddenIn = make([]byte, 8*e.Info().Hidden) }, codes.InvalidArgument, []string{"hidden_in"}},
 		{"features without capture", func(p *engine.Step) {
 			p.Rows[0].Want, p.Features = engine.WantFeatures, engine.FeatureRawBF16
 		}, codes.FailedPrecondition, nil},

@@ -33,9 +33,9 @@ func stepCases() map[string]*engine.Step {
 // wide is a fake with feature rows of 10,240 bytes.
 var wide = enginefake.Options{Hidden: 2560, CaptureLayers: []int32{1, 3}}
 
-func prepareSteps(b testing.TB, opener engine.Opener) (engine.Engine, engine.Sequence) {
+func prepareSteps(b testing.TB, opener engine.Opener) (engine.Target, engine.Sequence) {
 	b.Helper()
-	e, err := opener.Open(b.Context(), enginetest.TargetOptions(), nil)
+	e, err := opener.OpenTarget(b.Context(), enginetest.TargetOptions(), nil)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -31,7 +31,7 @@ func TestCancelRunningStep(t *testing.T) {
 	fake := func() *enginefake.Opener { return enginefake.New(enginefake.Options{StepDelay: time.Hour}) }
 	for name, opener := range map[string]engine.Opener{"in process": fake(), "connection": &wired{t, fake()}} {
 		t.Run(name, func(t *testing.T) {
-			e, err := opener.Open(t.Context(), enginetest.TargetOptions(), nil)
+			e, err := opener.OpenTarget(t.Context(), enginetest.TargetOptions(), nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -68,7 +68,7 @@ func TestCancelRunningStep(t *testing.T) {
 
 // TestWaitingCallerGivesUp: the turn is somebody else's, for an hour.
 func TestWaitingCallerGivesUp(t *testing.T) {
-	e, err := (&wired{t, enginefake.New(enginefake.Options{StepDelay: time.Hour})}).Open(t.Context(), enginetest.TargetOptions(), nil)
+	e, err := (&wired{t, enginefake.New(enginefake.Options{StepDelay: time.Hour})}).OpenTarget(t.Context(), enginetest.TargetOptions(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,21 +110,23 @@ func TestInterruptOvertakesRequest(t *testing.T) {
 	for err == nil {
 		_, err = opening.Recv()
 	}
-	q, err := client.CreateSequence(t.Context(), &enginev1.CreateSequenceRequest{})
+	sequences := enginev1.NewSequenceServiceClient(conn)
+	q, err := sequences.CreateSequence(t.Context(), &enginev1.CreateSequenceRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	stream, err := client.Run(t.Context())
+	target := enginev1.NewTargetServiceClient(conn)
+	stream, err := target.Step(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	// A step without rows first, so that the stream is attached; request messages are the generated ones here.
-	request := func(id uint64, sequence int32, kind enginev1.GroupKind, rows ...*enginev1.Row) *enginev1.RunRequest {
+	request := func(id uint64, sequence int32, kind enginev1.GroupKind, rows ...*enginev1.Row) *enginev1.StepRequest {
 		group := &enginev1.Group{Sequence: sequence, Rows: int32(len(rows)), Kind: kind}
-		return &enginev1.RunRequest{Id: id, Work: &enginev1.RunRequest_Step{Step: &enginev1.Step{Groups: []*enginev1.Group{group}, Rows: rows}}}
+		return &enginev1.StepRequest{Id: id, Groups: []*enginev1.Group{group}, Rows: rows, Hidden: enginev1.HiddenEncoding_HIDDEN_ENCODING_F32}
 	}
 	const decode = enginev1.GroupKind_GROUP_KIND_DECODE
-	answer := func(m *enginev1.RunRequest) *enginev1.RunResponse {
+	answer := func(m *enginev1.StepRequest) *enginev1.StepResponse {
 		t.Helper()
 		if err := stream.Send(m); err != nil {
 			t.Fatal(err)
@@ -161,7 +163,7 @@ func TestInterruptOvertakesRequest(t *testing.T) {
 	// Other streams have requests of their own, so many and no more.
 	var refused error
 	for range 16 {
-		again, err := client.Run(t.Context())
+		again, err := target.Step(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -189,7 +191,8 @@ func TestServerFreesForCancelledCalls(t *testing.T) {
 	for err == nil {
 		_, err = opening.Recv()
 	}
-	q, err := client.CreateSequence(t.Context(), &enginev1.CreateSequenceRequest{})
+	sequences := enginev1.NewSequenceServiceClient(conn)
+	q, err := sequences.CreateSequence(t.Context(), &enginev1.CreateSequenceRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -209,15 +212,15 @@ func TestServerFreesForCancelledCalls(t *testing.T) {
 	}
 	for range 5 {
 		cancelled(func(ctx context.Context) error {
-			_, err := client.CreateSequence(ctx, &enginev1.CreateSequenceRequest{})
+			_, err := sequences.CreateSequence(ctx, &enginev1.CreateSequenceRequest{})
 			return err
 		})
 		cancelled(func(ctx context.Context) error {
-			_, err := client.ForkSequence(ctx, &enginev1.ForkSequenceRequest{Sequence: q.Sequence})
+			_, err := sequences.ForkSequence(ctx, &enginev1.ForkSequenceRequest{Sequence: q.Sequence})
 			return err
 		})
 		cancelled(func(ctx context.Context) error {
-			_, err := client.CreateSnapshot(ctx, &enginev1.CreateSnapshotRequest{Sequence: q.Sequence})
+			_, err := sequences.CreateSnapshot(ctx, &enginev1.CreateSnapshotRequest{Sequence: q.Sequence})
 			return err
 		})
 	}

@@ -38,7 +38,7 @@ func TestConcurrentSteps(t *testing.T) {
 	const slow = 40
 	o := enginetest.TargetOptions()
 	o.MaxSequences = slow + 1
-	e, err := opener.Open(t.Context(), o, nil)
+	e, err := opener.OpenTarget(t.Context(), o, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

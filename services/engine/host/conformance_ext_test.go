@@ -12,7 +12,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	enginev1 "github.com/tandem-inference/tandem/proto/tandem/engine/v1"
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/engine/enginefake"
 	"github.com/tandem-inference/tandem/services/engine/enginetest"
@@ -25,9 +24,29 @@ type wired struct {
 	inner engine.Opener
 }
 
-func (w *wired) Open(ctx context.Context, o engine.OpenOptions, p engine.Progress) (engine.Engine, error) {
+func (w *wired) OpenTarget(ctx context.Context, o engine.OpenOptions, p engine.Progress) (engine.Target, error) {
 	conn, stop := serve(w.t, host.NewServer(w.inner))
-	e, err := host.OpenRemote(ctx, conn, o, p, func() error { stop(); return nil })
+	e, err := host.OpenTarget(ctx, conn, o, p, func() error { stop(); return nil })
+	if err != nil {
+		stop()
+		return nil, err
+	}
+	return e, nil
+}
+
+func (w *wired) OpenDraft(ctx context.Context, o engine.OpenOptions, p engine.Progress) (engine.Draft, error) {
+	conn, stop := serve(w.t, host.NewServer(w.inner))
+	e, err := host.OpenDraft(ctx, conn, o, p, func() error { stop(); return nil })
+	if err != nil {
+		stop()
+		return nil, err
+	}
+	return e, nil
+}
+
+func (w *wired) OpenScorer(ctx context.Context, o engine.OpenOptions, p engine.Progress) (engine.Scorer, error) {
+	conn, stop := serve(w.t, host.NewServer(w.inner))
+	e, err := host.OpenScorer(ctx, conn, o, p, func() error { stop(); return nil })
 	if err != nil {
 		stop()
 		return nil, err
@@ -42,7 +61,7 @@ func serve(t testing.TB, s *host.Server) (*grpc.ClientConn, func()) {
 		t.Fatal(err)
 	}
 	g := grpc.NewServer(host.ServerOptions(func(method string, v any, stack []byte) { t.Errorf("panic in %s: %v\n%s", method, v, stack) })...)
-	enginev1.RegisterEngineServiceServer(g, s)
+	s.Register(g)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = g.Serve(l) }()
 	conn, err := grpc.NewClient("unix:"+l.Addr().String(), append(host.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()))...)

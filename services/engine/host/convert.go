@@ -7,9 +7,9 @@ import (
 
 // Translation between the domain and the messages of control calls.
 
-func optionsToProto(o engine.OpenOptions) *enginev1.OpenRequest {
+func optionsToProto(role engine.Role, o engine.OpenOptions) *enginev1.OpenRequest {
 	return &enginev1.OpenRequest{
-		Role: enginev1.Role(o.Role), ModelPath: o.ModelPath, TablesPath: o.TablesPath, Device: o.Device,
+		Role: enginev1.Role(role), ModelPath: o.ModelPath, TablesPath: o.TablesPath, Device: o.Device,
 		MemoryCapBytes: o.MemoryCapBytes, Threads: int32(o.Threads), MaxSequences: int32(o.MaxSequences),
 		MaxContext: int32(o.MaxContext), MaxTreeRows: int32(o.MaxTreeRows), MaxBatchRows: int32(o.MaxBatchRows),
 		KvTypeK: o.KVTypeK, KvTypeV: o.KVTypeV, LayerFirst: int32(o.LayerFirst), LayerLast: int32(o.LayerLast),
@@ -19,7 +19,7 @@ func optionsToProto(o engine.OpenOptions) *enginev1.OpenRequest {
 
 func optionsFromProto(m *enginev1.OpenRequest) engine.OpenOptions {
 	return engine.OpenOptions{
-		Role: engine.Role(m.Role), ModelPath: m.ModelPath, TablesPath: m.TablesPath, Device: m.Device,
+		ModelPath: m.ModelPath, TablesPath: m.TablesPath, Device: m.Device,
 		MemoryCapBytes: m.MemoryCapBytes, Threads: int(m.Threads), MaxSequences: int(m.MaxSequences),
 		MaxContext: int(m.MaxContext), MaxTreeRows: int(m.MaxTreeRows), MaxBatchRows: int(m.MaxBatchRows),
 		KVTypeK: m.KvTypeK, KVTypeV: m.KvTypeV, LayerFirst: int(m.LayerFirst), LayerLast: int(m.LayerLast),
@@ -37,7 +37,7 @@ func infoToProto(i engine.Info) *enginev1.Info {
 		CaptureLayers: i.CaptureLayers, FeatureRaw: int32(i.FeatureRaw), FeatureFused: int32(i.FeatureFused),
 		Recurrent: i.Recurrent, KvBytesPerToken: i.KVBytesPerToken, StateBytesPerSequence: i.StateBytesPerSequence,
 		Numerics: i.Numerics, PromptRows: int32(i.PromptRows), Concurrent: i.Concurrent,
-		KvPositions: int32(i.KVPositions), KvPage: int32(i.KVPage),
+		KvPositions: int32(i.KVPositions), KvPage: int32(i.KVPage), FuseRaw: int32(i.FuseRaw),
 	}
 }
 
@@ -54,7 +54,7 @@ func infoFromProto(m *enginev1.Info) engine.Info {
 		CaptureLayers: m.CaptureLayers, FeatureRaw: int(m.FeatureRaw), FeatureFused: int(m.FeatureFused),
 		Recurrent: m.Recurrent, KVBytesPerToken: m.KvBytesPerToken, StateBytesPerSequence: m.StateBytesPerSequence,
 		Numerics: m.Numerics, PromptRows: int(m.PromptRows), Concurrent: m.Concurrent,
-		KVPositions: int(m.KvPositions), KVPage: int(m.KvPage),
+		KVPositions: int(m.KvPositions), KVPage: int(m.KvPage), FuseRaw: int(m.FuseRaw),
 	}
 }
 

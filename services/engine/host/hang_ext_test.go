@@ -21,7 +21,7 @@ func TestStoppedProcess(t *testing.T) {
 		h := newHost(t, "pinged")
 		h.SetHangLimit(300 * time.Millisecond)
 		down := make(chan host.Event, 4)
-		s := host.NewSupervisor(h, enginetest.TargetOptions(), host.RestartConfig{Backoff: time.Millisecond, OnEvent: func(e host.Event) {
+		s := host.NewSupervisor(h.OpenTarget, enginetest.TargetOptions(), host.RestartConfig{Backoff: time.Millisecond, OnEvent: func(e host.Event) {
 			if e.Kind == host.EngineDown {
 				down <- e
 			}
@@ -40,7 +40,7 @@ func TestStoppedProcess(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := e.(*host.Process)
+		p := e.(*host.TargetProcess)
 		// A process that has never answered has more time. It is asked a second time after its first answer has come.
 		testwait.Until(t, "the process has answered", func() bool { return strings.Count(strings.Join(p.Stderr(), " "), "pinged") >= 2 })
 		start := time.Now()
@@ -76,11 +76,11 @@ func TestStoppedProcessCloses(t *testing.T) {
 	}
 	h := newHost(t, "fake")
 	h.SetHangLimit(-1)
-	e, err := h.Open(t.Context(), enginetest.TargetOptions(), nil)
+	e, err := h.OpenTarget(t.Context(), enginetest.TargetOptions(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Kill(e.(*host.Process).PID(), syscall.SIGSTOP); err != nil {
+	if err := syscall.Kill(e.(*host.TargetProcess).PID(), syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	start := time.Now()

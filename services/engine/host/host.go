@@ -83,7 +83,25 @@ func NewHost(cfg HostConfig) (*Host, error) {
 	return &Host{cfg}, nil
 }
 
-// Process is an Engine in a process of its own.
+// TargetProcess, DraftProcess and ScorerProcess are engines in processes of their own.
+type (
+	TargetProcess struct {
+		*Process
+		sequenceCalls
+		targetCalls
+	}
+	DraftProcess struct {
+		*Process
+		sequenceCalls
+		draftCalls
+	}
+	ScorerProcess struct {
+		*Process
+		scorerCalls
+	}
+)
+
+// Process is what they have in common.
 type Process struct {
 	*Remote
 	client *goplugin.Client
@@ -97,12 +115,46 @@ type Process struct {
 	opened  *Remote    // nil while it opens
 }
 
-// Open implements Opener: it starts a process, opens the engine in it and returns a *Process.
-func (h *Host) Open(ctx context.Context, options engine.OpenOptions, progress engine.Progress) (engine.Engine, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, rpcerr.From(err)
+// OpenTarget implements Opener, as do the methods below: it starts a process and opens the engine in it.
+func (h *Host) OpenTarget(ctx context.Context, options engine.OpenOptions, p engine.Progress) (engine.Target, error) {
+	proc, r, err := open(ctx, h, options, p, OpenTarget)
+	if err != nil {
+		return nil, err
 	}
-	p := &Process{stderr: &tail{limit: h.cfg.StderrLines}}
+	return &TargetProcess{proc, r.sequenceCalls, r.targetCalls}, nil
+}
+
+// OpenDraft returns a *DraftProcess.
+func (h *Host) OpenDraft(ctx context.Context, options engine.OpenOptions, p engine.Progress) (engine.Draft, error) {
+	proc, r, err := open(ctx, h, options, p, OpenDraft)
+	if err != nil {
+		return nil, err
+	}
+	return &DraftProcess{proc, r.sequenceCalls, r.draftCalls}, nil
+}
+
+// OpenScorer returns a *ScorerProcess.
+func (h *Host) OpenScorer(ctx context.Context, options engine.OpenOptions, p engine.Progress) (engine.Scorer, error) {
+	proc, r, err := open(ctx, h, options, p, OpenScorer)
+	if err != nil {
+		return nil, err
+	}
+	return &ScorerProcess{proc, r.scorerCalls}, nil
+}
+
+// remote is a RemoteTarget, RemoteDraft or RemoteScorer.
+type remote interface{ remote() *Remote }
+
+func (r *Remote) remote() *Remote { return r }
+
+// open starts a process and opens the engine in it with call.
+func open[R remote](ctx context.Context, h *Host, options engine.OpenOptions, progress engine.Progress,
+	call func(context.Context, grpc.ClientConnInterface, engine.OpenOptions, engine.Progress, func() error) (R, error),
+) (p *Process, r R, err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, r, rpcerr.From(err)
+	}
+	p = &Process{stderr: &tail{limit: h.cfg.StderrLines}}
 	p.client = goplugin.NewClient(h.clientConfig(p))
 	// Start blocks until the handshake; when ctx ends first, killing the process unblocks it.
 	stop := context.AfterFunc(ctx, func() {
@@ -115,28 +167,28 @@ func (h *Host) Open(ctx context.Context, options engine.OpenOptions, progress en
 	if err != nil {
 		_ = p.kill()
 		if cause := ctx.Err(); cause != nil {
-			return nil, rpcerr.From(cause)
+			return nil, r, rpcerr.From(cause)
 		}
-		return nil, rpcerr.EngineLost.With("start engine program: %v%s", err, p.lastLine())
+		return nil, r, rpcerr.EngineLost.With("start engine program: %v%s", err, p.lastLine())
 	}
 	raw, err := protocol.Dispense(pluginName)
 	if err != nil {
 		_ = p.kill()
-		return nil, rpcerr.Internal("dispense engine: %v", err)
+		return nil, r, rpcerr.Internal("dispense engine: %v", err)
 	}
 	// The process may die at any time from now on.
 	lost := make(chan struct{})
-	var remote *Remote
-	var remoteMu sync.Mutex
+	var base *Remote
+	var baseMu sync.Mutex
 	p.wait.Add(1)
 	go func() {
 		defer p.wait.Done()
 		<-p.proc.Load().exited
 		close(lost)
-		remoteMu.Lock()
-		defer remoteMu.Unlock()
-		if remote != nil {
-			remote.lose(p.postMortem())
+		baseMu.Lock()
+		defer baseMu.Unlock()
+		if base != nil {
+			base.lose(p.postMortem())
 		}
 	}()
 	conn := raw.(*grpc.ClientConn)
@@ -145,7 +197,7 @@ func (h *Host) Open(ctx context.Context, options engine.OpenOptions, progress en
 		defer p.wait.Done()
 		p.watch(conn, h.cfg.HangLimit, lost)
 	}()
-	opened, err := OpenRemote(ctx, conn, options, progress, p.kill)
+	r, err = call(ctx, conn, options, progress, p.kill)
 	if err != nil {
 		died := false
 		select {
@@ -164,26 +216,27 @@ func (h *Host) Open(ctx context.Context, options engine.OpenOptions, progress en
 		_ = p.kill()
 		p.wait.Wait()
 		if cause := ctx.Err(); cause != nil {
-			return nil, rpcerr.From(cause)
+			return nil, r, rpcerr.From(cause)
 		}
 		if died {
-			return nil, p.postMortem()
+			return nil, r, p.postMortem()
 		}
-		return nil, err
+		return nil, r, err
 	}
+	opened := r.remote()
 	p.causeMu.Lock()
 	p.opened = opened
 	p.causeMu.Unlock()
-	remoteMu.Lock()
-	remote = opened
+	baseMu.Lock()
+	base = opened
 	p.Remote = opened
-	remoteMu.Unlock()
+	baseMu.Unlock()
 	select {
 	case <-lost:
 		opened.lose(p.postMortem())
 	default:
 	}
-	return p, nil
+	return p, r, nil
 }
 
 func (h *Host) clientConfig(p *Process) *goplugin.ClientConfig {

@@ -76,14 +76,14 @@ func TestMain(m *testing.M) {
 	_ = server.Shutdown()
 }
 
-// pinged opens engines that write a line when their handles are listed, as a host does to see whether a process answers.
+// pinged opens targets that write a line when their handles are listed, as a host does to see whether a process answers.
 type pinged struct {
 	engine.Opener
 	to io.Writer
 }
 
-func (p pinged) Open(ctx context.Context, o engine.OpenOptions, progress engine.Progress) (engine.Engine, error) {
-	e, err := p.Opener.Open(ctx, o, progress)
+func (p pinged) OpenTarget(ctx context.Context, o engine.OpenOptions, progress engine.Progress) (engine.Target, error) {
+	e, err := p.Opener.OpenTarget(ctx, o, progress)
 	if err != nil {
 		return nil, err
 	}
@@ -91,13 +91,13 @@ func (p pinged) Open(ctx context.Context, o engine.OpenOptions, progress engine.
 }
 
 type pingedEngine struct {
-	engine.Engine
+	engine.Target
 	to io.Writer
 }
 
 func (e *pingedEngine) Handles(ctx context.Context) (engine.Handles, error) {
 	fmt.Fprintln(e.to, "pinged")
-	return e.Engine.Handles(ctx)
+	return e.Target.Handles(ctx)
 }
 
 func newHost(t testing.TB, mode string) *host.Host {
@@ -132,7 +132,7 @@ func TestHostSocketIsPrivate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := h.Open(t.Context(), enginetest.TargetOptions(), nil)
+	e, err := h.OpenTarget(t.Context(), enginetest.TargetOptions(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +147,7 @@ func TestHostSocketIsPrivate(t *testing.T) {
 	if err := e.Close(); err != nil {
 		t.Error(err)
 	}
-	if lines := e.(*host.Process).Stderr(); len(lines) == 0 || !strings.Contains(lines[0], "fake engine starts") {
+	if lines := e.(*host.TargetProcess).Stderr(); len(lines) == 0 || !strings.Contains(lines[0], "fake engine starts") {
 		t.Errorf("stderr: %q", lines)
 	}
 	if entries, _ = os.ReadDir(dir); len(entries) != 0 {
@@ -161,29 +161,29 @@ func TestHostErrors(t *testing.T) {
 	if _, err := host.NewHost(c); err == nil {
 		t.Error("a program that does not exist is accepted")
 	}
-	_, err := newHost(t, "exit").Open(t.Context(), enginetest.TargetOptions(), nil)
+	_, err := newHost(t, "exit").OpenTarget(t.Context(), enginetest.TargetOptions(), nil)
 	if !errors.Is(err, rpcerr.EngineLost) {
 		t.Errorf("a program that exits: %v", err)
 	}
-	_, err = newHost(t, "exit-in-open").Open(t.Context(), enginetest.TargetOptions(), nil)
+	_, err = newHost(t, "exit-in-open").OpenTarget(t.Context(), enginetest.TargetOptions(), nil)
 	if !errors.Is(err, rpcerr.EngineLost) || !strings.Contains(err.Error(), "exit status 9") {
 		t.Errorf("a program that exits while it loads: %v", err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	_, err = newHost(t, "slow").Open(ctx, enginetest.TargetOptions(), nil)
+	_, err = newHost(t, "slow").OpenTarget(ctx, enginetest.TargetOptions(), nil)
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a slow program: %v", err)
 	}
 	o := enginetest.TargetOptions()
 	o.ModelPath = "missing"
-	if _, err = newHost(t, "fake").Open(t.Context(), o, nil); rpcerr.Code(err) != codes.NotFound {
+	if _, err = newHost(t, "fake").OpenTarget(t.Context(), o, nil); rpcerr.Code(err) != codes.NotFound {
 		t.Errorf("a missing model: %v", err)
 	}
 }
 
 func TestProcessDeath(t *testing.T) {
-	e, err := newHost(t, "fake").Open(t.Context(), enginetest.TargetOptions(), nil)
+	e, err := newHost(t, "fake").OpenTarget(t.Context(), enginetest.TargetOptions(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +192,7 @@ func TestProcessDeath(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := e.(*host.Process)
+	p := e.(*host.TargetProcess)
 	if err := syscall.Kill(p.PID(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -231,13 +231,13 @@ func (e *events) String() string {
 
 func TestSupervisorRestarts(t *testing.T) {
 	var seen events
-	s := host.NewSupervisor(newHost(t, "fake"), enginetest.TargetOptions(), host.RestartConfig{Budget: 2, Backoff: time.Millisecond, OnEvent: seen.add})
+	s := host.NewSupervisor(newHost(t, "fake").OpenTarget, enginetest.TargetOptions(), host.RestartConfig{Budget: 2, Backoff: time.Millisecond, OnEvent: seen.add})
 	result := make(chan error, 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	go func() { result <- s.Run(ctx) }()
 	for want := uint64(1); want <= 3; want++ {
-		var e engine.Engine
+		var e engine.Target
 		var err error
 		for g := uint64(0); g != want; {
 			if e, g, err = s.Engine(t.Context()); err != nil {
@@ -247,7 +247,7 @@ func TestSupervisorRestarts(t *testing.T) {
 		if _, err := e.NewSequence(t.Context()); err != nil {
 			t.Fatalf("generation %d: %v", want, err)
 		}
-		p := e.(*host.Process)
+		p := e.(*host.TargetProcess)
 		if err := syscall.Kill(p.PID(), syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
@@ -267,7 +267,7 @@ func TestSupervisorRestarts(t *testing.T) {
 // TestLastWords: what a process wrote before it ended is told whole, though the loss shows sooner by its broken stream.
 func TestLastWords(t *testing.T) {
 	down := make(chan host.Event, 1)
-	s := host.NewSupervisor(newHost(t, "last-words"), enginetest.TargetOptions(), host.RestartConfig{Backoff: time.Hour, MaxBackoff: time.Hour, OnEvent: func(e host.Event) {
+	s := host.NewSupervisor(newHost(t, "last-words").OpenTarget, enginetest.TargetOptions(), host.RestartConfig{Backoff: time.Hour, MaxBackoff: time.Hour, OnEvent: func(e host.Event) {
 		if e.Kind == host.EngineDown {
 			down <- e
 		}
@@ -301,7 +301,7 @@ func TestLastWords(t *testing.T) {
 func TestSupervisorStops(t *testing.T) {
 	f := enginefake.New(enginefake.Options{FailAfterSteps: 2})
 	var seen events
-	s := host.NewSupervisor(f, enginetest.TargetOptions(), host.RestartConfig{Backoff: time.Millisecond, OnEvent: seen.add})
+	s := host.NewSupervisor(f.OpenTarget, enginetest.TargetOptions(), host.RestartConfig{Backoff: time.Millisecond, OnEvent: seen.add})
 	ctx, cancel := context.WithCancel(t.Context())
 	result := make(chan error, 1)
 	go func() { result <- s.Run(ctx) }()
@@ -337,7 +337,7 @@ func TestSupervisorStops(t *testing.T) {
 	// A model that is not there is not tried again.
 	o := enginetest.TargetOptions()
 	o.ModelPath = "missing"
-	if err := host.NewSupervisor(f, o, host.RestartConfig{}).Run(t.Context()); rpcerr.Code(err) != codes.NotFound {
+	if err := host.NewSupervisor(f.OpenTarget, o, host.RestartConfig{}).Run(t.Context()); rpcerr.Code(err) != codes.NotFound {
 		t.Error(err)
 	}
 }
@@ -356,7 +356,7 @@ func TestHostLogs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := h.Open(t.Context(), enginetest.TargetOptions(), nil)
+	e, err := h.OpenTarget(t.Context(), enginetest.TargetOptions(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

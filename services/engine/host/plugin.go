@@ -6,8 +6,6 @@ import (
 
 	goplugin "github.com/hashicorp/go-plugin"
 	"google.golang.org/grpc"
-
-	enginev1 "github.com/tandem-inference/tandem/proto/tandem/engine/v1"
 )
 
 // pluginName is the only plugin that an engine program serves.
@@ -16,12 +14,12 @@ const pluginName = "engine"
 // Handshake lets host and engine program recognise each other. ProtocolVersion rises with every incompatible change of
 // tandem.engine.v1.
 var Handshake = goplugin.HandshakeConfig{
-	ProtocolVersion:  2,
+	ProtocolVersion:  3,
 	MagicCookieKey:   "TANDEM_ENGINE_PLUGIN",
 	MagicCookieValue: "8e1b6a52c7d94f03",
 }
 
-// adapter is the go-plugin side of EngineService.
+// adapter is the go-plugin side of an engine's services.
 type adapter struct {
 	goplugin.NetRPCUnsupportedPlugin
 	server *Server // nil in the host
@@ -32,7 +30,7 @@ func (a *adapter) GRPCServer(_ *goplugin.GRPCBroker, s *grpc.Server) error {
 	if a.server == nil {
 		return errors.New("this side is the host")
 	}
-	enginev1.RegisterEngineServiceServer(s, a.server)
+	a.server.Register(s)
 	return nil
 }
 

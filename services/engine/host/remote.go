@@ -14,13 +14,29 @@ import (
 
 	enginev1 "github.com/tandem-inference/tandem/proto/tandem/engine/v1"
 	"github.com/tandem-inference/tandem/services/engine"
-	"github.com/tandem-inference/tandem/services/engine/wire"
 	"github.com/tandem-inference/tandem/services/rpcerr"
-	"github.com/tandem-inference/tandem/services/shmstream"
-	"github.com/tandem-inference/tandem/services/tensorwire"
 )
 
-// Remote is an Engine behind a connection: the client of a Server. The connection was made with DialOptions.
+// RemoteTarget, RemoteDraft and RemoteScorer are engines behind a connection: clients of a Server. The connection was made
+// with DialOptions.
+type (
+	RemoteTarget struct {
+		*Remote
+		sequenceCalls
+		targetCalls
+	}
+	RemoteDraft struct {
+		*Remote
+		sequenceCalls
+		draftCalls
+	}
+	RemoteScorer struct {
+		*Remote
+		scorerCalls
+	}
+)
+
+// Remote is what they have in common.
 type Remote struct {
 	client enginev1.EngineServiceClient
 	closer func() error // ends the peer after the engine was closed; may be nil
@@ -28,16 +44,10 @@ type Remote struct {
 	infoMu sync.Mutex // guards info
 	info   engine.Info
 
-	// lines that are free. While the engine works on the request of one, those of others are sent and wait there for their turn,
-	// so that it has its next work at once.
-	lines  chan *line
-	open   func() (*line, error)
-	stop   context.CancelFunc // ends all Run streams
-	lastID atomic.Uint64      // of requests
-
-	linesMu sync.Mutex // guards the fields below
-	opened  int        // lines that exist, at most cap(lines)
-	last    bool       // there will be no more
+	streams context.Context    // of the decode loop
+	stop    context.CancelFunc // ends it
+	loop    closable           // nil = the role has none
+	lastID  atomic.Uint64      // of requests
 
 	lifeMu sync.Mutex // guards err, closed and closing of done
 	err    error
@@ -47,34 +57,53 @@ type Remote struct {
 	interrupts sync.WaitGroup
 }
 
-// line is a Run stream, on which one request is in flight. It belongs to whoever took it.
-type line struct {
-	stream grpc.ClientStream
-	req    wire.RunRequest
-	resp   wire.RunResponse
-	asked  wire.Proposal // of req
-	watch  *engine.CallWatch
-}
-
-// runLines is how many requests are in flight at a time: enough to hide the way there and back behind a short step. An
-// engine whose steps run at the same time has one more for each of its sequences, opened when it is first needed.
-const runLines = 8
-
-// mostLines bounds the lines to an engine.
-func mostLines(i *engine.Info) int {
-	if i.Concurrent {
-		return runLines + i.MaxSequences
-	}
-	return runLines
-}
+type closable interface{ close() }
 
 // interruptTimeout bounds the call that asks for a cancel.
 const interruptTimeout = 2 * time.Second
 
-// OpenRemote opens an engine behind a connection. closer is called at the end of Close.
-func OpenRemote(ctx context.Context, conn grpc.ClientConnInterface, options engine.OpenOptions, progress engine.Progress, closer func() error) (*Remote, error) {
+// OpenTarget opens a target behind a connection. closer is called at the end of Close.
+func OpenTarget(ctx context.Context, conn grpc.ClientConnInterface, o engine.OpenOptions, p engine.Progress,
+	closer func() error) (*RemoteTarget, error) {
+	r, err := openRemote(ctx, conn, engine.RoleTarget, o, p, closer)
+	if err != nil {
+		return nil, err
+	}
+	calls, err := newTargetCalls(r, conn)
+	if err != nil {
+		return nil, err
+	}
+	return &RemoteTarget{r, newSequenceCalls(r, conn), calls}, nil
+}
+
+// OpenDraft opens a draft behind a connection. closer is called at the end of Close.
+func OpenDraft(ctx context.Context, conn grpc.ClientConnInterface, o engine.OpenOptions, p engine.Progress,
+	closer func() error) (*RemoteDraft, error) {
+	r, err := openRemote(ctx, conn, engine.RoleDraft, o, p, closer)
+	if err != nil {
+		return nil, err
+	}
+	calls, err := newDraftCalls(r, conn)
+	if err != nil {
+		return nil, err
+	}
+	return &RemoteDraft{r, newSequenceCalls(r, conn), calls}, nil
+}
+
+// OpenScorer opens a scorer behind a connection. closer is called at the end of Close.
+func OpenScorer(ctx context.Context, conn grpc.ClientConnInterface, o engine.OpenOptions, p engine.Progress,
+	closer func() error) (*RemoteScorer, error) {
+	r, err := openRemote(ctx, conn, engine.RoleScore, o, p, closer)
+	if err != nil {
+		return nil, err
+	}
+	return &RemoteScorer{r, scorerCalls{r, enginev1.NewScoreServiceClient(conn)}}, nil
+}
+
+func openRemote(ctx context.Context, conn grpc.ClientConnInterface, role engine.Role, options engine.OpenOptions,
+	progress engine.Progress, closer func() error) (*Remote, error) {
 	r := &Remote{client: enginev1.NewEngineServiceClient(conn), closer: closer, done: make(chan struct{})}
-	opening, err := r.client.Open(ctx, optionsToProto(options))
+	opening, err := r.client.Open(ctx, optionsToProto(role, options))
 	if err != nil {
 		return nil, err
 	}
@@ -99,29 +128,7 @@ func OpenRemote(ctx context.Context, conn grpc.ClientConnInterface, options engi
 			break
 		}
 	}
-	streamCtx, stop := context.WithCancel(context.Background())
-	r.stop = stop
-	r.open = func() (*line, error) {
-		var options []grpc.CallOption
-		if r.info.Concurrent { // its steps may wait for long
-			options = append(options, shmstream.Stay())
-		}
-		stream, err := r.client.Run(streamCtx, options...)
-		if err != nil {
-			return nil, err
-		}
-		return &line{stream: stream, watch: engine.NewCallWatch(r.interrupt)}, nil
-	}
-	r.lines = make(chan *line, mostLines(&r.info))
-	for range runLines {
-		l, err := r.open()
-		if err != nil {
-			stop()
-			return nil, err
-		}
-		r.opened++
-		r.lines <- l
-	}
+	r.streams, r.stop = context.WithCancel(context.Background())
 	return r, nil
 }
 
@@ -187,103 +194,6 @@ func (r *Remote) setInfo(m *enginev1.Info) {
 	r.info = infoFromProto(m)
 }
 
-// Step implements Engine.
-func (r *Remote) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
-	l, err := r.line(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { r.lines <- l }()
-	l.req.Kind, l.req.Step, l.resp.Step = wire.WorkStep, step, result
-	err = r.round(ctx, l, wire.OutputStep)
-	l.req.Step, l.resp.Step = nil, nil
-	result.EngineNanos = l.resp.Nanos
-	return err
-}
-
-// Propose implements Engine.
-func (r *Remote) Propose(ctx context.Context, features []engine.FeatureRows, requests []engine.DraftRequest, result *engine.DraftResult) error {
-	l, err := r.line(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { r.lines <- l }()
-	l.asked = wire.Proposal{Features: features, Requests: requests}
-	l.req.Kind, l.req.Propose, l.resp.Propose = wire.WorkPropose, &l.asked, result
-	err = r.round(ctx, l, wire.OutputPropose)
-	l.asked, l.req.Propose, l.resp.Propose = wire.Proposal{}, nil, nil
-	result.EngineNanos = l.resp.Nanos
-	return err
-}
-
-// line waits for a free line, in order of arrival.
-func (r *Remote) line(ctx context.Context) (*line, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, rpcerr.From(err)
-	}
-	select {
-	case l := <-r.lines:
-		return l, nil
-	default:
-	}
-	if l, err := r.another(); l != nil || err != nil {
-		return l, err
-	}
-	select {
-	case l := <-r.lines:
-		return l, nil
-	case <-ctx.Done():
-		return nil, rpcerr.From(ctx.Err())
-	}
-}
-
-// another opens a line; nil when there are as many as there may be.
-func (r *Remote) another() (*line, error) {
-	r.linesMu.Lock()
-	defer r.linesMu.Unlock()
-	if r.last || r.opened == cap(r.lines) {
-		return nil, nil
-	}
-	l, err := r.open()
-	if err != nil {
-		return nil, r.translate(err)
-	}
-	r.opened++
-	return l, nil
-}
-
-// round sends the request of l and waits for its answer, also after ctx has ended: then the engine is asked to hurry.
-func (r *Remote) round(ctx context.Context, l *line, kind int) error {
-	if err := r.alive(); err != nil {
-		return err
-	}
-	l.req.ID = r.lastID.Add(1)
-	l.resp.Nanos = 0
-	if err := l.watch.Begin(ctx, l.req.ID); err != nil {
-		return rpcerr.From(err)
-	}
-	defer l.watch.End()
-	if err := l.stream.SendMsg(&l.req); err != nil && err != io.EOF { // EOF: RecvMsg knows why
-		return r.broken(err)
-	}
-	if err := l.stream.RecvMsg(&l.resp); err != nil {
-		return r.broken(err)
-	}
-	if l.resp.ID != l.req.ID {
-		return r.broken(rpcerr.Internal("the engine answered request %d instead of %d", l.resp.ID, l.req.ID))
-	}
-	if err := l.resp.Failure.Err(); err != nil {
-		if cause := ctx.Err(); cause != nil && rpcerr.Code(err) == codes.Canceled {
-			return rpcerr.From(cause)
-		}
-		return r.poisoned(err)
-	}
-	if l.resp.Kind != kind {
-		return r.broken(rpcerr.Internal("the engine answered with the wrong kind of output"))
-	}
-	return nil
-}
-
 // broken loses the engine: without its stream it is of no use.
 func (r *Remote) broken(err error) error {
 	if err == io.EOF {
@@ -331,20 +241,11 @@ func (r *Remote) Close() error {
 		cancel()
 	}
 	r.stop()
-	r.linesMu.Lock()
-	r.last = true
-	opened := r.opened
-	r.linesMu.Unlock()
-	for range opened { // whose callers have their error now
-		l := <-r.lines
-		l.watch.Close()
-		r.lines <- l
+	if r.loop != nil {
+		r.loop.close()
 	}
 	if r.closer != nil {
 		return r.closer()
 	}
 	return nil
 }
-
-// chunkBytes is the size of pieces of exported states.
-const chunkBytes = tensorwire.ChunkBytes

@@ -9,21 +9,21 @@ import (
 )
 
 // DescribeSnapshot implements engine.SnapshotParts, as do the methods below.
-func (r *Remote) DescribeSnapshot(ctx context.Context, p engine.Snapshot) (engine.SnapshotLayout, error) {
-	m, err := r.client.DescribeSnapshot(ctx, &enginev1.DescribeSnapshotRequest{Snapshot: int32(p)})
+func (c *targetCalls) DescribeSnapshot(ctx context.Context, p engine.Snapshot) (engine.SnapshotLayout, error) {
+	m, err := c.client.DescribeSnapshot(ctx, &enginev1.DescribeSnapshotRequest{Snapshot: int32(p)})
 	if err != nil {
-		return engine.SnapshotLayout{}, r.translate(err)
+		return engine.SnapshotLayout{}, c.r.translate(err)
 	}
 	return layoutFromProto(m.Layout), nil
 }
 
 // ReadSnapshot asks for one message of bytes.
-func (r *Remote) ReadSnapshot(ctx context.Context, p engine.Snapshot, at engine.Part, data []byte) (uint32, error) {
-	m, err := r.client.ReadSnapshot(ctx, &enginev1.ReadSnapshotRequest{
+func (c *targetCalls) ReadSnapshot(ctx context.Context, p engine.Snapshot, at engine.Part, data []byte) (uint32, error) {
+	m, err := c.client.ReadSnapshot(ctx, &enginev1.ReadSnapshotRequest{
 		Snapshot: int32(p), Page: int32(at.Page), OffsetBytes: at.Offset, Bytes: uint64(len(data)),
 	})
 	if err != nil {
-		return 0, r.translate(err)
+		return 0, c.r.translate(err)
 	}
 	if len(m.Data) != len(data) {
 		return 0, rpcerr.Internal("the engine sent %d of %d bytes of a snapshot", len(m.Data), len(data))
@@ -33,28 +33,28 @@ func (r *Remote) ReadSnapshot(ctx context.Context, p engine.Snapshot, at engine.
 }
 
 // BeginSnapshot makes a snapshot to be written.
-func (r *Remote) BeginSnapshot(
+func (c *targetCalls) BeginSnapshot(
 	ctx context.Context, layout engine.SnapshotLayout, base engine.Snapshot, shared int,
 ) (engine.Snapshot, error) {
-	m, err := r.client.BeginSnapshot(ctx, &enginev1.BeginSnapshotRequest{
+	m, err := c.client.BeginSnapshot(ctx, &enginev1.BeginSnapshotRequest{
 		Layout: layoutToProto(layout), Base: int32(base), SharedPages: int32(shared),
 	})
 	if err != nil {
-		return 0, r.translate(err)
+		return 0, c.r.translate(err)
 	}
 	return engine.Snapshot(m.Snapshot), nil
 }
 
 // WriteSnapshot sends one message of bytes.
-func (r *Remote) WriteSnapshot(ctx context.Context, p engine.Snapshot, at engine.Part, data []byte, crc uint32) error {
-	_, err := r.client.WriteSnapshot(ctx, &enginev1.WriteSnapshotRequest{
+func (c *targetCalls) WriteSnapshot(ctx context.Context, p engine.Snapshot, at engine.Part, data []byte, crc uint32) error {
+	_, err := c.client.WriteSnapshot(ctx, &enginev1.WriteSnapshotRequest{
 		Snapshot: int32(p), Page: int32(at.Page), OffsetBytes: at.Offset, Crc: crc, Data: data,
 	})
-	return r.translate(err)
+	return c.r.translate(err)
 }
 
 // FinishSnapshot ends the writing.
-func (r *Remote) FinishSnapshot(ctx context.Context, p engine.Snapshot) error {
-	_, err := r.client.FinishSnapshot(ctx, &enginev1.FinishSnapshotRequest{Snapshot: int32(p)})
-	return r.translate(err)
+func (c *targetCalls) FinishSnapshot(ctx context.Context, p engine.Snapshot) error {
+	_, err := c.client.FinishSnapshot(ctx, &enginev1.FinishSnapshotRequest{Snapshot: int32(p)})
+	return c.r.translate(err)
 }

@@ -16,25 +16,29 @@ import (
 	"github.com/tandem-inference/tandem/services/tensorwire"
 )
 
-// Server serves one engine of any Opener as EngineService. It is what the engine program registers with go-plugin. The
-// gRPC server needs ServerOptions.
+// Server serves one engine of any Opener. It is what the engine program registers with go-plugin. The gRPC server needs
+// ServerOptions.
 type Server struct {
 	enginev1.UnimplementedEngineServiceServer
+	enginev1.UnimplementedSequenceServiceServer
+	enginev1.UnimplementedTargetServiceServer
+	enginev1.UnimplementedDraftServiceServer
+	enginev1.UnimplementedScoreServiceServer
 	opener engine.Opener
 
 	mu      sync.Mutex // guards engine and opening
 	engine  engine.Engine
 	opening bool
 
-	runMu   sync.Mutex // guards the fields below, which connect Run and Interrupt
+	runMu   sync.Mutex // guards the fields below, which connect decode loops and Interrupt
 	streams int
-	running map[uint64]context.CancelFunc // requests of the Run streams in progress
+	running map[uint64]context.CancelFunc // requests of the streams in progress
 	// early are the newest requests that are to be cancelled and did not run when that was said: they may be on their way.
 	early   [64]uint64
 	earlyAt int
 }
 
-// moreStreams is how many Run streams there may be beyond the lines of one client: each keeps memory for its requests.
+// moreStreams is how many streams of a decode loop there may be beyond the lines of one client: each keeps memory for its requests.
 const moreStreams = 8
 
 // NewServer returns a Server that opens its engine with opener when it is asked to.
@@ -42,17 +46,29 @@ func NewServer(opener engine.Opener) *Server {
 	return &Server{opener: opener, running: map[uint64]context.CancelFunc{}}
 }
 
+// Register adds the services of all roles; calls of another role than the engine's are refused.
+func (s *Server) Register(g grpc.ServiceRegistrar) {
+	enginev1.RegisterEngineServiceServer(g, s)
+	enginev1.RegisterSequenceServiceServer(g, s)
+	enginev1.RegisterTargetServiceServer(g, s)
+	enginev1.RegisterDraftServiceServer(g, s)
+	enginev1.RegisterScoreServiceServer(g, s)
+}
+
 // ServerOptions are the gRPC options that a Server needs. onPanic may be nil.
 func ServerOptions(onPanic rpcerr.PanicHandler) []grpc.ServerOption {
 	options := append(tensorwire.ServerOptions(), rpcerr.ServerOptions(onPanic)...)
-	return append(options, grpc.ChainStreamInterceptor(shmstream.ServerInterceptor(tensorwire.MaxMessageBytes, enginev1.EngineService_Run_FullMethodName)))
+	return append(options, grpc.ChainStreamInterceptor(shmstream.ServerInterceptor(tensorwire.MaxMessageBytes, loopMethods...)))
 }
 
 // DialOptions are the gRPC options of its clients, without credentials.
 func DialOptions() []grpc.DialOption {
 	options := append(tensorwire.DialOptions(), rpcerr.DialOptions()...)
-	return append(options, grpc.WithChainStreamInterceptor(shmstream.ClientInterceptor(enginev1.EngineService_Run_FullMethodName)))
+	return append(options, grpc.WithChainStreamInterceptor(shmstream.ClientInterceptor(loopMethods...)))
 }
+
+// loopMethods are the calls whose streams go through shared memory.
+var loopMethods = []string{enginev1.TargetService_Step_FullMethodName, enginev1.DraftService_Propose_FullMethodName}
 
 // Shutdown closes the engine when one is open.
 func (s *Server) Shutdown() error {
@@ -75,6 +91,24 @@ func (s *Server) open() (engine.Engine, error) {
 	return s.engine, nil
 }
 
+// as returns the open engine for a call of a role.
+func as[E engine.Engine](s *Server) (E, error) {
+	e, err := s.open()
+	if err != nil {
+		var none E
+		return none, err
+	}
+	r, ok := e.(E)
+	if !ok {
+		return r, rpcerr.FailedPrecondition("role: the engine is a %s, which does not have this call", roleNames[e.Info().Role])
+	}
+	return r, nil
+}
+
+var roleNames = map[engine.Role]string{
+	engine.RoleTarget: "target", engine.RoleDraft: "draft", engine.RoleScore: "scorer",
+}
+
 // Open implements enginev1.EngineServiceServer.
 func (s *Server) Open(req *enginev1.OpenRequest, stream grpc.ServerStreamingServer[enginev1.OpenResponse]) error {
 	s.mu.Lock()
@@ -84,7 +118,7 @@ func (s *Server) Open(req *enginev1.OpenRequest, stream grpc.ServerStreamingServ
 	if busy {
 		return rpcerr.FailedPrecondition("an engine is open already")
 	}
-	e, err := s.opener.Open(stream.Context(), optionsFromProto(req), func(done, total uint64) {
+	e, err := s.openAs(stream.Context(), engine.Role(req.Role), optionsFromProto(req), func(done, total uint64) {
 		// A client that is gone shows in the context.
 		_ = stream.Send(&enginev1.OpenResponse{DoneBytes: done, TotalBytes: total})
 	})
@@ -97,28 +131,79 @@ func (s *Server) Open(req *enginev1.OpenRequest, stream grpc.ServerStreamingServ
 	return stream.Send(&enginev1.OpenResponse{Info: infoToProto(e.Info())})
 }
 
+func (s *Server) openAs(ctx context.Context, role engine.Role, o engine.OpenOptions, p engine.Progress) (engine.Engine, error) {
+	switch role {
+	case engine.RoleTarget:
+		return s.opener.OpenTarget(ctx, o, p)
+	case engine.RoleDraft:
+		return s.opener.OpenDraft(ctx, o, p)
+	case engine.RoleScore:
+		return s.opener.OpenScorer(ctx, o, p)
+	}
+	return nil, rpcerr.InvalidArgument("role", "%d must be 1 (target), 2 (draft) or 3 (score)", role)
+}
+
 // Close implements enginev1.EngineServiceServer.
 func (s *Server) Close(context.Context, *enginev1.CloseRequest) (*enginev1.CloseResponse, error) {
 	return &enginev1.CloseResponse{}, s.Shutdown()
 }
 
-// Run implements enginev1.EngineServiceServer.
-func (s *Server) Run(stream grpc.BidiStreamingServer[enginev1.RunRequest, enginev1.RunResponse]) error {
+// Step implements enginev1.TargetServiceServer.
+func (s *Server) Step(stream grpc.BidiStreamingServer[enginev1.StepRequest, enginev1.StepResponse]) error {
+	var (
+		req            wire.StepRequest
+		resp           wire.StepResponse
+		step           engine.Step
+		result, failed engine.StepResult
+	)
+	req.Step = &step
+	return s.serve(stream, &req, &resp, &req.Request, &resp.Response, func(ctx context.Context) error {
+		resp.Result = &failed
+		e, err := as[engine.Target](s)
+		if err == nil {
+			err = e.Step(ctx, &step, &result)
+		}
+		if err != nil {
+			return err
+		}
+		resp.Result, resp.Nanos = &result, result.EngineNanos
+		return nil
+	})
+}
+
+// Propose implements enginev1.DraftServiceServer.
+func (s *Server) Propose(stream grpc.BidiStreamingServer[enginev1.ProposeRequest, enginev1.ProposeResponse]) error {
+	var (
+		req            wire.ProposeRequest
+		resp           wire.ProposeResponse
+		result, failed engine.DraftResult
+	)
+	return s.serve(stream, &req, &resp, &req.Request, &resp.Response, func(ctx context.Context) error {
+		resp.Result = &failed
+		e, err := as[engine.Draft](s)
+		if err == nil {
+			err = e.Propose(ctx, req.Features, req.Requests, &result)
+		}
+		if err != nil {
+			return err
+		}
+		resp.Result, resp.Nanos = &result, result.EngineNanos
+		return nil
+	})
+}
+
+// serve answers the requests of a stream of a decode loop by work. ask and answer are parts of req and resp.
+func (s *Server) serve(stream grpc.ServerStream, req, resp any, ask *wire.Request, answer *wire.Response,
+	work func(context.Context) error) error {
 	if err := s.attach(); err != nil {
 		return err
 	}
 	defer s.detach()
-	var (
-		req    wire.RunRequest
-		resp   wire.RunResponse
-		step   engine.StepResult
-		draft  engine.DraftResult
-		ctx    context.Context
-		cancel context.CancelFunc = func() {}
-	)
+	var ctx context.Context
+	cancel := func() {}
 	defer func() { cancel() }()
 	for {
-		if err := stream.RecvMsg(&req); err != nil {
+		if err := stream.RecvMsg(req); err != nil {
 			if err == io.EOF {
 				return nil
 			}
@@ -129,37 +214,18 @@ func (s *Server) Run(stream grpc.BidiStreamingServer[enginev1.RunRequest, engine
 			cancel()
 			ctx, cancel = context.WithCancel(stream.Context())
 		}
-		s.begin(req.ID, cancel)
-		resp.ID, resp.Kind, resp.Nanos, resp.Failure = req.ID, 0, 0, nil
-		err := s.work(ctx, &req, &step, &draft)
-		s.finish(req.ID)
-		switch {
-		case err != nil:
-			resp.Failure = wire.FailureOf(err)
-		case req.Kind == wire.WorkStep:
-			resp.Kind, resp.Step, resp.Nanos = wire.OutputStep, &step, step.EngineNanos
-		default:
-			resp.Kind, resp.Propose, resp.Nanos = wire.OutputPropose, &draft, draft.EngineNanos
+		s.begin(ask.ID, cancel)
+		*answer = wire.Response{ID: ask.ID}
+		err := work(ctx)
+		s.finish(ask.ID)
+		if err != nil {
+			answer.Failure = wire.FailureOf(err)
 		}
 		// The client answers for nothing until it has read this message, so its payload may be overwritten by the next step.
-		if err := stream.SendMsg(&resp); err != nil {
+		if err := stream.SendMsg(resp); err != nil {
 			return err
 		}
 	}
-}
-
-func (s *Server) work(ctx context.Context, req *wire.RunRequest, step *engine.StepResult, draft *engine.DraftResult) error {
-	e, err := s.open()
-	if err != nil {
-		return err
-	}
-	switch req.Kind {
-	case wire.WorkStep:
-		return e.Step(ctx, req.Step, step)
-	case wire.WorkPropose:
-		return e.Propose(ctx, req.Propose.Features, req.Propose.Requests, draft)
-	}
-	return rpcerr.InvalidArgument("work", "is missing")
 }
 
 func (s *Server) attach() error {
@@ -171,7 +237,7 @@ func (s *Server) attach() error {
 	s.runMu.Lock()
 	defer s.runMu.Unlock()
 	if s.streams >= most {
-		return rpcerr.FailedPrecondition("%d Run streams are open, there can be no more", most)
+		return rpcerr.FailedPrecondition("%d streams are open, there can be no more", most)
 	}
 	if s.streams == 0 { // another client counts from 1 again
 		clear(s.early[:])

@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"io"
+	"time"
 
 	"google.golang.org/grpc"
 
@@ -12,7 +13,7 @@ import (
 	"github.com/tandem-inference/tandem/services/tensorwire"
 )
 
-// Control calls of EngineService: each finds the engine, translates and passes on.
+// Control calls: each finds the engine, translates and passes on.
 
 // GetInfo implements enginev1.EngineServiceServer, as do the methods below.
 func (s *Server) GetInfo(context.Context, *enginev1.GetInfoRequest) (*enginev1.GetInfoResponse, error) {
@@ -45,7 +46,7 @@ func (s *Server) GetMemory(ctx context.Context, _ *enginev1.GetMemoryRequest) (*
 
 // CreateSequence makes a sequence.
 func (s *Server) CreateSequence(ctx context.Context, _ *enginev1.CreateSequenceRequest) (*enginev1.CreateSequenceResponse, error) {
-	e, err := s.open()
+	e, err := as[engine.Sequences](s)
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +59,7 @@ func (s *Server) CreateSequence(ctx context.Context, _ *enginev1.CreateSequenceR
 
 // ForkSequence makes a sequence of another one.
 func (s *Server) ForkSequence(ctx context.Context, req *enginev1.ForkSequenceRequest) (*enginev1.ForkSequenceResponse, error) {
-	e, err := s.open()
+	e, err := as[engine.Sequences](s)
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +92,7 @@ func (s *Server) ListHandles(ctx context.Context, _ *enginev1.ListHandlesRequest
 
 // FreeSequence frees a sequence.
 func (s *Server) FreeSequence(ctx context.Context, req *enginev1.FreeSequenceRequest) (*enginev1.FreeSequenceResponse, error) {
-	e, err := s.open()
+	e, err := as[engine.Sequences](s)
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +101,7 @@ func (s *Server) FreeSequence(ctx context.Context, req *enginev1.FreeSequenceReq
 
 // GetSequenceLength counts positions.
 func (s *Server) GetSequenceLength(ctx context.Context, req *enginev1.GetSequenceLengthRequest) (*enginev1.GetSequenceLengthResponse, error) {
-	e, err := s.open()
+	e, err := as[engine.Sequences](s)
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +111,7 @@ func (s *Server) GetSequenceLength(ctx context.Context, req *enginev1.GetSequenc
 
 // TruncateSequence goes back.
 func (s *Server) TruncateSequence(ctx context.Context, req *enginev1.TruncateSequenceRequest) (*enginev1.TruncateSequenceResponse, error) {
-	e, err := s.open()
+	e, err := as[engine.Sequences](s)
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +120,7 @@ func (s *Server) TruncateSequence(ctx context.Context, req *enginev1.TruncateSeq
 
 // SetSampler sets a sampler.
 func (s *Server) SetSampler(ctx context.Context, req *enginev1.SetSamplerRequest) (*enginev1.SetSamplerResponse, error) {
-	e, err := s.open()
+	e, err := as[engine.Target](s)
 	if err != nil {
 		return nil, err
 	}
@@ -128,7 +129,7 @@ func (s *Server) SetSampler(ctx context.Context, req *enginev1.SetSamplerRequest
 
 // CreateSnapshot keeps a state.
 func (s *Server) CreateSnapshot(ctx context.Context, req *enginev1.CreateSnapshotRequest) (*enginev1.CreateSnapshotResponse, error) {
-	e, err := s.open()
+	e, err := as[engine.Sequences](s)
 	if err != nil {
 		return nil, err
 	}
@@ -141,7 +142,7 @@ func (s *Server) CreateSnapshot(ctx context.Context, req *enginev1.CreateSnapsho
 
 // RestoreSnapshot puts a state back.
 func (s *Server) RestoreSnapshot(ctx context.Context, req *enginev1.RestoreSnapshotRequest) (*enginev1.RestoreSnapshotResponse, error) {
-	e, err := s.open()
+	e, err := as[engine.Sequences](s)
 	if err != nil {
 		return nil, err
 	}
@@ -150,7 +151,7 @@ func (s *Server) RestoreSnapshot(ctx context.Context, req *enginev1.RestoreSnaps
 
 // DemoteSnapshot makes room in the pool.
 func (s *Server) DemoteSnapshot(ctx context.Context, req *enginev1.DemoteSnapshotRequest) (*enginev1.DemoteSnapshotResponse, error) {
-	e, err := s.open()
+	e, err := as[engine.Sequences](s)
 	if err != nil {
 		return nil, err
 	}
@@ -159,7 +160,7 @@ func (s *Server) DemoteSnapshot(ctx context.Context, req *enginev1.DemoteSnapsho
 
 // FreeSnapshot forgets a state.
 func (s *Server) FreeSnapshot(ctx context.Context, req *enginev1.FreeSnapshotRequest) (*enginev1.FreeSnapshotResponse, error) {
-	e, err := s.open()
+	e, err := as[engine.Sequences](s)
 	if err != nil {
 		return nil, err
 	}
@@ -168,7 +169,7 @@ func (s *Server) FreeSnapshot(ctx context.Context, req *enginev1.FreeSnapshotReq
 
 // ExportSequence sends a state in chunks.
 func (s *Server) ExportSequence(req *enginev1.ExportSequenceRequest, stream grpc.ServerStreamingServer[enginev1.ExportSequenceResponse]) error {
-	e, err := s.open()
+	e, err := as[engine.Sequences](s)
 	if err != nil {
 		return err
 	}
@@ -195,7 +196,7 @@ const maxStateBytes = 1 << 40
 
 // ImportSequence takes a state in chunks.
 func (s *Server) ImportSequence(stream grpc.ClientStreamingServer[enginev1.ImportSequenceRequest, enginev1.ImportSequenceResponse]) error {
-	e, err := s.open()
+	e, err := as[engine.Sequences](s)
 	if err != nil {
 		return err
 	}
@@ -233,7 +234,7 @@ func (s *Server) ImportSequence(stream grpc.ClientStreamingServer[enginev1.Impor
 
 // SetCapture chooses layers.
 func (s *Server) SetCapture(ctx context.Context, req *enginev1.SetCaptureRequest) (*enginev1.SetCaptureResponse, error) {
-	e, err := s.open()
+	e, err := as[engine.Target](s)
 	if err != nil {
 		return nil, err
 	}
@@ -245,7 +246,7 @@ func (s *Server) SetCapture(ctx context.Context, req *enginev1.SetCaptureRequest
 
 // LoadFuse loads fc.
 func (s *Server) LoadFuse(ctx context.Context, req *enginev1.LoadFuseRequest) (*enginev1.LoadFuseResponse, error) {
-	e, err := s.open()
+	e, err := as[engine.Target](s)
 	if err != nil {
 		return nil, err
 	}
@@ -255,12 +256,45 @@ func (s *Server) LoadFuse(ctx context.Context, req *enginev1.LoadFuseRequest) (*
 	return &enginev1.LoadFuseResponse{Info: infoToProto(e.Info())}, nil
 }
 
-// Score rates tokens.
-func (s *Server) Score(ctx context.Context, req *enginev1.ScoreRequest) (*enginev1.ScoreResponse, error) {
-	e, err := s.open()
+// Fuse fuses features that were computed elsewhere.
+func (s *Server) Fuse(ctx context.Context, req *enginev1.FuseRequest) (*enginev1.FuseResponse, error) {
+	e, err := as[engine.Target](s)
 	if err != nil {
 		return nil, err
 	}
-	scores, err := e.Score(ctx, req.Ids, req.QueryRows, req.Rotated)
-	return &enginev1.ScoreResponse{Scores: scores}, err
+	fused, err := e.Fuse(ctx, engine.RawFeatures{
+		Rows: req.Rows, Kind: engine.GroupKind(req.Kind - 1), Encoding: req.RawEncoding, Data: req.Raw,
+	}, req.FusedEncoding)
+	return &enginev1.FuseResponse{Fused: fused}, err
+}
+
+// progressPause is the least time between two messages of progress.
+const progressPause = 50 * time.Millisecond
+
+// Score rates tokens.
+func (s *Server) Score(req *enginev1.ScoreRequest, stream grpc.ServerStreamingServer[enginev1.ScoreResponse]) error {
+	e, err := as[engine.Scorer](s)
+	if err != nil {
+		return err
+	}
+	prompts := make([]engine.Prompt, len(req.Prompts))
+	for i, p := range req.Prompts {
+		prompts[i] = engine.Prompt{IDs: p.Ids, QueryRows: p.QueryRows}
+	}
+	var last time.Time
+	scores, err := e.Score(stream.Context(), prompts, req.Rotated, func(done, total uint64) {
+		if now := time.Now(); now.Sub(last) >= progressPause {
+			last = now
+			// A client that is gone shows in the context.
+			_ = stream.Send(&enginev1.ScoreResponse{Done: done, Total: total})
+		}
+	})
+	if err != nil {
+		return err
+	}
+	m := &enginev1.ScoreResponse{}
+	for _, p := range scores {
+		m.Prompts = append(m.Prompts, &enginev1.Scores{Scores: p})
+	}
+	return stream.Send(m)
 }

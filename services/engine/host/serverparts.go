@@ -15,7 +15,7 @@ const maxPartBytes = 16 << 20
 func (s *Server) DescribeSnapshot(
 	ctx context.Context, req *enginev1.DescribeSnapshotRequest,
 ) (*enginev1.DescribeSnapshotResponse, error) {
-	e, err := s.open()
+	e, err := as[engine.Target](s)
 	if err != nil {
 		return nil, err
 	}
@@ -30,7 +30,7 @@ func (s *Server) DescribeSnapshot(
 func (s *Server) ReadSnapshot(
 	ctx context.Context, req *enginev1.ReadSnapshotRequest,
 ) (*enginev1.ReadSnapshotResponse, error) {
-	e, err := s.open()
+	e, err := as[engine.Target](s)
 	if err != nil {
 		return nil, err
 	}
@@ -49,7 +49,7 @@ func (s *Server) ReadSnapshot(
 func (s *Server) BeginSnapshot(
 	ctx context.Context, req *enginev1.BeginSnapshotRequest,
 ) (*enginev1.BeginSnapshotResponse, error) {
-	e, err := s.open()
+	e, err := as[engine.Target](s)
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +64,7 @@ func (s *Server) BeginSnapshot(
 func (s *Server) WriteSnapshot(
 	ctx context.Context, req *enginev1.WriteSnapshotRequest,
 ) (*enginev1.WriteSnapshotResponse, error) {
-	e, err := s.open()
+	e, err := as[engine.Target](s)
 	if err != nil {
 		return nil, err
 	}
@@ -76,7 +76,7 @@ func (s *Server) WriteSnapshot(
 func (s *Server) FinishSnapshot(
 	ctx context.Context, req *enginev1.FinishSnapshotRequest,
 ) (*enginev1.FinishSnapshotResponse, error) {
-	e, err := s.open()
+	e, err := as[engine.Target](s)
 	if err != nil {
 		return nil, err
 	}

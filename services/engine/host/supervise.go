@@ -44,20 +44,21 @@ type Event struct {
 
 // Supervisor keeps an engine open: it opens it again when it is lost. Callers take the current engine with Engine, remember
 // its generation, and start over when a call fails with ENGINE_LOST or the generation has changed.
-type Supervisor struct {
-	opener  engine.Opener
+type Supervisor[E engine.Engine] struct {
+	open    engine.Open[E]
 	options engine.OpenOptions
 	cfg     RestartConfig
 
 	mu         sync.Mutex // guards the fields below
-	engine     engine.Engine
+	engine     E
+	running    bool // there is an engine
 	generation uint64
 	final      error         // set when Run is over
 	changed    chan struct{} // closed and replaced when one of the above changes
 }
 
 // NewSupervisor returns a supervisor; Run does the work.
-func NewSupervisor(opener engine.Opener, options engine.OpenOptions, cfg RestartConfig) *Supervisor {
+func NewSupervisor[E engine.Engine](open engine.Open[E], options engine.OpenOptions, cfg RestartConfig) *Supervisor[E] {
 	if cfg.Budget == 0 {
 		cfg.Budget = 5
 	}
@@ -70,68 +71,82 @@ func NewSupervisor(opener engine.Opener, options engine.OpenOptions, cfg Restart
 	if cfg.MaxBackoff == 0 {
 		cfg.MaxBackoff = 10 * time.Second
 	}
-	return &Supervisor{opener: opener, options: options, cfg: cfg, changed: make(chan struct{})}
+	return &Supervisor[E]{open: open, options: options, cfg: cfg, changed: make(chan struct{})}
 }
 
 // Engine waits for an open engine. It fails when ctx ends, and with UNAVAILABLE when the supervisor has ended.
-func (s *Supervisor) Engine(ctx context.Context) (engine.Engine, uint64, error) {
+func (s *Supervisor[E]) Engine(ctx context.Context) (E, uint64, error) {
+	var none E
 	for {
 		s.mu.Lock()
-		e, g, final, changed := s.engine, s.generation, s.final, s.changed
+		e, running, g, final, changed := s.engine, s.running, s.generation, s.final, s.changed
 		s.mu.Unlock()
 		switch {
-		case e != nil:
+		case running:
 			return e, g, nil
 		case final != nil:
-			return nil, 0, rpcerr.EngineLost.WithCause(final)
+			return none, 0, rpcerr.EngineLost.WithCause(final)
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return nil, 0, rpcerr.From(ctx.Err())
+			return none, 0, rpcerr.From(ctx.Err())
 		}
 	}
 }
 
-// Current returns the open engine without waiting, nil while there is none.
-func (s *Supervisor) Current() (engine.Engine, uint64) {
+// Current returns the open engine without waiting; false while there is none.
+func (s *Supervisor[E]) Current() (e E, running bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.engine, s.generation
+	return s.engine, s.running
 }
 
 // Generation counts openings: 0 before the first.
-func (s *Supervisor) Generation() uint64 {
+func (s *Supervisor[E]) Generation() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.generation
 }
 
-func (s *Supervisor) set(e engine.Engine, final error) (generation uint64) {
+// up takes an engine that was opened and returns its generation.
+func (s *Supervisor[E]) up(e E) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e != nil {
-		s.generation++
-	}
-	s.engine, s.final = e, final
+	s.generation++
+	s.engine, s.running = e, true
+	s.change()
+	return s.generation
+}
+
+// down forgets the engine; final is set when Run is over.
+func (s *Supervisor[E]) down(final error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var none E
+	s.engine, s.running, s.final = none, false, final
+	s.change()
+}
+
+// change wakes those who wait for an engine. The caller holds mu.
+func (s *Supervisor[E]) change() {
 	close(s.changed)
 	s.changed = make(chan struct{})
-	return s.generation
 }
 
 // Run opens the engine and keeps it open until ctx ends; then it closes it and returns nil. It returns an error when the
 // first opening fails, when a later one fails for a reason that a restart cannot cure, or when the budget is spent.
-func (s *Supervisor) Run(ctx context.Context) (err error) {
+func (s *Supervisor[E]) Run(ctx context.Context) (err error) {
 	defer func() {
 		final := err
 		if final == nil {
 			final = errors.New("the supervisor has ended")
 		}
-		s.set(nil, final)
+		s.down(final)
 	}()
 	var restarts []time.Time
 	for first := true; ; first = false {
-		e, err := s.opener.Open(ctx, s.options, s.cfg.Progress)
+		e, err := s.open(ctx, s.options, s.cfg.Progress)
 		if ctx.Err() != nil {
 			if err == nil {
 				return e.Close()
@@ -140,16 +155,16 @@ func (s *Supervisor) Run(ctx context.Context) (err error) {
 		}
 		down := Event{Kind: EngineDown, Generation: s.Generation(), Err: err}
 		if err == nil {
-			down.Generation = s.set(e, nil)
+			down.Generation = s.up(e)
 			s.tell(Event{Kind: EngineUp, Generation: down.Generation, Restarts: len(restarts)})
 			if down.Err = s.outlive(ctx, e); down.Err == nil {
-				s.set(nil, nil)
+				s.down(nil)
 				return e.Close()
 			}
-			s.set(nil, nil)
+			s.down(nil)
 			// It is lost already; Close frees what is left on our side, and waits for the process and all that it wrote.
 			_ = e.Close()
-			if p, ok := e.(interface{ Stderr() []string }); ok {
+			if p, ok := any(e).(interface{ Stderr() []string }); ok {
 				down.Stderr = p.Stderr()
 			}
 		} else if first || !curable(err) {
@@ -179,8 +194,8 @@ func (s *Supervisor) Run(ctx context.Context) (err error) {
 }
 
 // outlive waits until the engine is lost, and returns why, or until ctx ends, and returns nil.
-func (s *Supervisor) outlive(ctx context.Context, e engine.Engine) error {
-	m, ok := e.(engine.Mortal)
+func (s *Supervisor[E]) outlive(ctx context.Context, e E) error {
+	m, ok := any(e).(engine.Mortal)
 	if !ok {
 		<-ctx.Done()
 		return nil
@@ -198,7 +213,7 @@ func curable(err error) bool {
 	return errors.Is(err, rpcerr.AnyUnavailable) || errors.Is(err, rpcerr.AnyInternal) || errors.Is(err, rpcerr.AnyResourceExhausted)
 }
 
-func (s *Supervisor) tell(e Event) {
+func (s *Supervisor[E]) tell(e Event) {
 	if s.cfg.OnEvent != nil {
 		s.cfg.OnEvent(e)
 	}

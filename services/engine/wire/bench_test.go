@@ -24,8 +24,8 @@ func BenchmarkWire(b *testing.B) {
 		name        string
 		write, read tensorwire.Message
 	}{
-		{"request", &RunRequest{ID: 70000, Kind: WorkStep, Step: step}, &RunRequest{}},
-		{"response", &RunResponse{ID: 70000, Nanos: 9e6, Kind: OutputStep, Step: result}, &RunResponse{Step: &engine.StepResult{}}},
+		{"request", &StepRequest{Request{70000}, step}, &StepRequest{Step: &engine.Step{}}},
+		{"response", &StepResponse{Response{ID: 70000, Nanos: 9e6}, result}, &StepResponse{Result: &engine.StepResult{}}},
 	} {
 		b.Run("write "+m.name, func(b *testing.B) {
 			b.ReportAllocs()

@@ -8,162 +8,130 @@ import (
 )
 
 // Append implements tensorwire.Message.
-func (m *RunRequest) Append(b []byte, p *tensorwire.Parts) []byte {
-	return appendRunRequest(b, p, m)
+func (m *StepRequest) Append(b []byte, p *tensorwire.Parts) []byte {
+	return appendStepRequest(b, p, m)
 }
 
 // ReadFrom implements tensorwire.Message.
-func (m *RunRequest) ReadFrom(r *tensorwire.Reader) error {
-	readRunRequest(r, m)
+func (m *StepRequest) ReadFrom(r *tensorwire.Reader) error {
+	readStepRequest(r, m)
 	return r.Err()
 }
 
 // Append implements tensorwire.Message.
-func (m *RunResponse) Append(b []byte, p *tensorwire.Parts) []byte {
-	return appendRunResponse(b, p, m)
+func (m *ProposeRequest) Append(b []byte, p *tensorwire.Parts) []byte {
+	return appendProposeRequest(b, p, m)
 }
 
 // ReadFrom implements tensorwire.Message.
-func (m *RunResponse) ReadFrom(r *tensorwire.Reader) error {
-	readRunResponse(r, m)
+func (m *ProposeRequest) ReadFrom(r *tensorwire.Reader) error {
+	readProposeRequest(r, m)
 	return r.Err()
 }
 
-var runRequestNames = tensorwire.Names{Message: "tandem.engine.v1.RunRequest", Fields: []string{
+// Append implements tensorwire.Message.
+func (m *StepResponse) Append(b []byte, p *tensorwire.Parts) []byte {
+	return appendStepResponse(b, p, m)
+}
+
+// ReadFrom implements tensorwire.Message.
+func (m *StepResponse) ReadFrom(r *tensorwire.Reader) error {
+	readStepResponse(r, m)
+	return r.Err()
+}
+
+// Append implements tensorwire.Message.
+func (m *ProposeResponse) Append(b []byte, p *tensorwire.Parts) []byte {
+	return appendProposeResponse(b, m)
+}
+
+// ReadFrom implements tensorwire.Message.
+func (m *ProposeResponse) ReadFrom(r *tensorwire.Reader) error {
+	readProposeResponse(r, m)
+	return r.Err()
+}
+
+var stepRequestNames = tensorwire.Names{Message: "tandem.engine.v1.StepRequest", Fields: []string{
 	1:  "id",
-	2:  "step",
-	3:  "propose",
+	2:  "rows",
+	3:  "groups",
+	4:  "n_masks",
+	5:  "mask_words",
+	6:  "hidden_bytes",
+	7:  "features",
+	8:  "hidden",
 	15: "payload",
 }}
 
-func appendRunRequest(b []byte, p *tensorwire.Parts, m *RunRequest) []byte {
+func appendStepRequest(b []byte, p *tensorwire.Parts, m *StepRequest) []byte {
 	b = tensorwire.AppendUint(b, 1, uint64(m.ID))
-	if m.Kind == 2 {
+	for i := range m.Step.Rows {
 		mark := len(b)
-		b = tensorwire.Nest(appendStep(b, p, m.Step), mark, 2)
+		b = tensorwire.Nest(appendRow(b, &m.Step.Rows[i]), mark, 2)
 	}
-	if m.Kind == 3 {
+	for i := range m.Step.Groups {
 		mark := len(b)
-		b = tensorwire.Nest(appendPropose(b, p, m.Propose), mark, 3)
+		b = tensorwire.Nest(appendGroup(b, &m.Step.Groups[i]), mark, 3)
 	}
+	b = tensorwire.AppendInt(b, 4, int32(m.Step.NMasks))
+	b = tensorwire.AppendUint(b, 5, uint64(len(m.Step.Masks)))
+	p.Add(tensorwire.View(m.Step.Masks))
+	b = tensorwire.AppendUint(b, 6, uint64(len(m.Step.HiddenIn)))
+	p.Add(tensorwire.View(m.Step.HiddenIn))
+	b = tensorwire.AppendInt(b, 7, int32(m.Step.Features))
+	b = tensorwire.AppendInt(b, 8, int32(m.Step.Hidden)+1)
 	if n := p.Len(); n > 0 {
 		b = tensorwire.AppendLength(b, 15, n)
 	}
 	return b
 }
 
-func readRunRequest(r *tensorwire.Reader, m *RunRequest) {
+func readStepRequest(r *tensorwire.Reader, m *StepRequest) {
 	m.ID = 0
-	m.Kind = 0
+	m.Step.Rows = m.Step.Rows[:0]
+	m.Step.Groups = m.Step.Groups[:0]
+	m.Step.NMasks = 0
+	m.Step.Masks = m.Step.Masks[:0]
+	m.Step.HiddenIn = m.Step.HiddenIn[:0]
+	m.Step.Features = 0
+	tensorwire.Set(&m.Step.Hidden, int32(-1))
 	for tag := r.Next(); tag != 0; tag = r.Next() {
 		switch tag {
 		case 1<<3 | tensorwire.Varint:
 			tensorwire.Set(&m.ID, r.Uvarint())
 		case 2<<3 | tensorwire.Bytes:
-			first := m.Kind != 2
-			m.Kind = 2
-			if m.Step == nil {
-				m.Step = new(engine.Step)
-			}
+			m.Step.Rows = tensorwire.More(m.Step.Rows)
 			if outer := r.Message(); r.Err() == nil {
-				readStep(r, m.Step, first)
+				readRow(r, &m.Step.Rows[len(m.Step.Rows)-1])
 				r.Leave(outer)
 			}
 		case 3<<3 | tensorwire.Bytes:
-			first := m.Kind != 3
-			m.Kind = 3
-			if m.Propose == nil {
-				m.Propose = new(Proposal)
-			}
+			m.Step.Groups = tensorwire.More(m.Step.Groups)
 			if outer := r.Message(); r.Err() == nil {
-				readPropose(r, m.Propose, first)
-				r.Leave(outer)
-			}
-		case 15<<3 | tensorwire.Bytes:
-			r.Payload()
-		default:
-			r.Other(tag, &runRequestNames)
-		}
-	}
-	if r.Rewind(15) {
-		if m.Kind == 2 {
-			fillStep(r, m.Step)
-		}
-		if m.Kind == 3 {
-			fillPropose(r, m.Propose)
-		}
-	}
-	r.Finish(&runRequestNames)
-}
-
-var stepNames = tensorwire.Names{Message: "tandem.engine.v1.Step", Fields: []string{
-	2: "rows",
-	4: "n_masks",
-	5: "mask_words",
-	6: "hidden_values",
-	7: "features",
-	9: "groups",
-}}
-
-func appendStep(b []byte, p *tensorwire.Parts, m *engine.Step) []byte {
-	for i := range m.Rows {
-		mark := len(b)
-		b = tensorwire.Nest(appendRow(b, &m.Rows[i]), mark, 2)
-	}
-	b = tensorwire.AppendInt(b, 4, int32(m.NMasks))
-	b = tensorwire.AppendUint(b, 5, uint64(len(m.Masks)))
-	p.Add(tensorwire.View(m.Masks))
-	b = tensorwire.AppendUint(b, 6, uint64(len(m.HiddenIn)))
-	p.Add(tensorwire.View(m.HiddenIn))
-	b = tensorwire.AppendInt(b, 7, int32(m.Features))
-	for i := range m.Groups {
-		mark := len(b)
-		b = tensorwire.Nest(appendGroup(b, &m.Groups[i]), mark, 9)
-	}
-	return b
-}
-
-func readStep(r *tensorwire.Reader, m *engine.Step, fresh bool) {
-	if fresh {
-		m.Rows = m.Rows[:0]
-		m.NMasks = 0
-		m.Masks = m.Masks[:0]
-		m.HiddenIn = m.HiddenIn[:0]
-		m.Features = 0
-		m.Groups = m.Groups[:0]
-	}
-	for tag := r.Next(); tag != 0; tag = r.Next() {
-		switch tag {
-		case 2<<3 | tensorwire.Bytes:
-			m.Rows = tensorwire.More(m.Rows)
-			if outer := r.Message(); r.Err() == nil {
-				readRow(r, &m.Rows[len(m.Rows)-1])
+				readGroup(r, &m.Step.Groups[len(m.Step.Groups)-1])
 				r.Leave(outer)
 			}
 		case 4<<3 | tensorwire.Varint:
-			tensorwire.Set(&m.NMasks, r.Int32())
+			tensorwire.Set(&m.Step.NMasks, r.Int32())
 		case 5<<3 | tensorwire.Varint:
-			m.Masks = tensorwire.Part(r, m.Masks, r.Uint32())
+			m.Step.Masks = tensorwire.Part(r, m.Step.Masks, r.Uint32())
 		case 6<<3 | tensorwire.Varint:
-			m.HiddenIn = tensorwire.Part(r, m.HiddenIn, r.Uint32())
+			m.Step.HiddenIn = tensorwire.Part(r, m.Step.HiddenIn, r.Uint32())
 		case 7<<3 | tensorwire.Varint:
-			tensorwire.Set(&m.Features, r.Int32())
-		case 9<<3 | tensorwire.Bytes:
-			m.Groups = tensorwire.More(m.Groups)
-			if outer := r.Message(); r.Err() == nil {
-				readGroup(r, &m.Groups[len(m.Groups)-1])
-				r.Leave(outer)
-			}
+			tensorwire.Set(&m.Step.Features, r.Int32())
+		case 8<<3 | tensorwire.Varint:
+			tensorwire.Set(&m.Step.Hidden, r.Int32()-1)
+		case 15<<3 | tensorwire.Bytes:
+			r.Payload()
 		default:
-			r.Other(tag, &stepNames)
+			r.Other(tag, &stepRequestNames)
 		}
 	}
-	r.Finish(&stepNames)
-}
-
-func fillStep(r *tensorwire.Reader, m *engine.Step) {
-	r.Raw(tensorwire.View(m.Masks))
-	r.Raw(tensorwire.View(m.HiddenIn))
+	if r.Rewind(15) {
+		r.Raw(tensorwire.View(m.Step.Masks))
+		r.Raw(tensorwire.View(m.Step.HiddenIn))
+	}
+	r.Finish(&stepRequestNames)
 }
 
 var rowNames = tensorwire.Names{Message: "tandem.engine.v1.Row", Fields: []string{
@@ -270,53 +238,61 @@ func readGroup(r *tensorwire.Reader, m *engine.Group) {
 	r.Finish(&groupNames)
 }
 
-var proposeNames = tensorwire.Names{Message: "tandem.engine.v1.Propose", Fields: []string{
-	1: "features",
-	2: "requests",
+var proposeRequestNames = tensorwire.Names{Message: "tandem.engine.v1.ProposeRequest", Fields: []string{
+	1:  "id",
+	2:  "features",
+	3:  "requests",
+	15: "payload",
 }}
 
-func appendPropose(b []byte, p *tensorwire.Parts, m *Proposal) []byte {
+func appendProposeRequest(b []byte, p *tensorwire.Parts, m *ProposeRequest) []byte {
+	b = tensorwire.AppendUint(b, 1, uint64(m.ID))
 	for i := range m.Features {
 		mark := len(b)
-		b = tensorwire.Nest(appendFeatureRows(b, p, &m.Features[i]), mark, 1)
+		b = tensorwire.Nest(appendFeatureRows(b, p, &m.Features[i]), mark, 2)
 	}
 	for i := range m.Requests {
 		mark := len(b)
-		b = tensorwire.Nest(appendDraftRequest(b, &m.Requests[i]), mark, 2)
+		b = tensorwire.Nest(appendDraftRequest(b, &m.Requests[i]), mark, 3)
+	}
+	if n := p.Len(); n > 0 {
+		b = tensorwire.AppendLength(b, 15, n)
 	}
 	return b
 }
 
-func readPropose(r *tensorwire.Reader, m *Proposal, fresh bool) {
-	if fresh {
-		m.Features = m.Features[:0]
-		m.Requests = m.Requests[:0]
-	}
+func readProposeRequest(r *tensorwire.Reader, m *ProposeRequest) {
+	m.ID = 0
+	m.Features = m.Features[:0]
+	m.Requests = m.Requests[:0]
 	for tag := r.Next(); tag != 0; tag = r.Next() {
 		switch tag {
-		case 1<<3 | tensorwire.Bytes:
+		case 1<<3 | tensorwire.Varint:
+			tensorwire.Set(&m.ID, r.Uvarint())
+		case 2<<3 | tensorwire.Bytes:
 			m.Features = tensorwire.More(m.Features)
 			if outer := r.Message(); r.Err() == nil {
 				readFeatureRows(r, &m.Features[len(m.Features)-1])
 				r.Leave(outer)
 			}
-		case 2<<3 | tensorwire.Bytes:
+		case 3<<3 | tensorwire.Bytes:
 			m.Requests = tensorwire.More(m.Requests)
 			if outer := r.Message(); r.Err() == nil {
 				readDraftRequest(r, &m.Requests[len(m.Requests)-1])
 				r.Leave(outer)
 			}
+		case 15<<3 | tensorwire.Bytes:
+			r.Payload()
 		default:
-			r.Other(tag, &proposeNames)
+			r.Other(tag, &proposeRequestNames)
 		}
 	}
-	r.Finish(&proposeNames)
-}
-
-func fillPropose(r *tensorwire.Reader, m *Proposal) {
-	for i := range m.Features {
-		fillFeatureRows(r, &m.Features[i])
+	if r.Rewind(15) {
+		for i := range m.Features {
+			fillFeatureRows(r, &m.Features[i])
+		}
 	}
+	r.Finish(&proposeRequestNames)
 }
 
 var featureRowsNames = tensorwire.Names{Message: "tandem.engine.v1.FeatureRows", Fields: []string{
@@ -413,42 +389,61 @@ func readDraftRequest(r *tensorwire.Reader, m *engine.DraftRequest) {
 	r.Finish(&draftRequestNames)
 }
 
-var runResponseNames = tensorwire.Names{Message: "tandem.engine.v1.RunResponse", Fields: []string{
+var stepResponseNames = tensorwire.Names{Message: "tandem.engine.v1.StepResponse", Fields: []string{
 	1:  "id",
 	2:  "failure",
 	3:  "engine_nanos",
-	4:  "step",
-	5:  "propose",
+	4:  "tokens",
+	5:  "logprobs",
+	6:  "scores",
+	7:  "top_stride",
+	8:  "top_ids",
+	9:  "top_logprobs",
+	10: "feature_bytes",
+	11: "hidden_bytes",
+	12: "logit_values",
 	15: "payload",
 }}
 
-func appendRunResponse(b []byte, p *tensorwire.Parts, m *RunResponse) []byte {
+func appendStepResponse(b []byte, p *tensorwire.Parts, m *StepResponse) []byte {
 	b = tensorwire.AppendUint(b, 1, uint64(m.ID))
 	if m.Failure != nil {
 		mark := len(b)
 		b = tensorwire.Nest(appendFailure(b, m.Failure), mark, 2)
 	}
 	b = tensorwire.AppendInt(b, 3, int64(m.Nanos))
-	if m.Kind == 4 {
-		mark := len(b)
-		b = tensorwire.Nest(appendStepOutput(b, p, m.Step), mark, 4)
-	}
-	if m.Kind == 5 {
-		mark := len(b)
-		b = tensorwire.Nest(appendProposeOutput(b, m.Propose), mark, 5)
-	}
+	b = tensorwire.AppendSint32s(b, 4, m.Result.Tokens)
+	b = tensorwire.AppendFloats(b, 5, m.Result.Logprobs)
+	b = tensorwire.AppendFloats(b, 6, m.Result.Scores)
+	b = tensorwire.AppendInt(b, 7, int32(m.Result.TopStride))
+	b = tensorwire.AppendSint32s(b, 8, m.Result.TopIDs)
+	b = tensorwire.AppendFloats(b, 9, m.Result.TopLogprobs)
+	b = tensorwire.AppendUint(b, 10, uint64(len(m.Result.Features)))
+	p.Add(tensorwire.View(m.Result.Features))
+	b = tensorwire.AppendUint(b, 11, uint64(len(m.Result.HiddenOut)))
+	p.Add(tensorwire.View(m.Result.HiddenOut))
+	b = tensorwire.AppendUint(b, 12, uint64(len(m.Result.Logits)))
+	p.Add(tensorwire.View(m.Result.Logits))
 	if n := p.Len(); n > 0 {
 		b = tensorwire.AppendLength(b, 15, n)
 	}
 	return b
 }
 
-func readRunResponse(r *tensorwire.Reader, m *RunResponse) {
+func readStepResponse(r *tensorwire.Reader, m *StepResponse) {
 	oldFailure := m.Failure
 	m.ID = 0
 	m.Failure = nil
 	m.Nanos = 0
-	m.Kind = 0
+	m.Result.Tokens = m.Result.Tokens[:0]
+	m.Result.Logprobs = m.Result.Logprobs[:0]
+	m.Result.Scores = m.Result.Scores[:0]
+	m.Result.TopStride = 0
+	m.Result.TopIDs = m.Result.TopIDs[:0]
+	m.Result.TopLogprobs = m.Result.TopLogprobs[:0]
+	m.Result.Features = m.Result.Features[:0]
+	m.Result.HiddenOut = m.Result.HiddenOut[:0]
+	m.Result.Logits = m.Result.Logits[:0]
 	for tag := r.Next(); tag != 0; tag = r.Next() {
 		switch tag {
 		case 1<<3 | tensorwire.Varint:
@@ -466,38 +461,36 @@ func readRunResponse(r *tensorwire.Reader, m *RunResponse) {
 			}
 		case 3<<3 | tensorwire.Varint:
 			tensorwire.Set(&m.Nanos, r.Int64())
-		case 4<<3 | tensorwire.Bytes:
-			first := m.Kind != 4
-			m.Kind = 4
-			if m.Step == nil {
-				m.Step = new(engine.StepResult)
-			}
-			if outer := r.Message(); r.Err() == nil {
-				readStepOutput(r, m.Step, first)
-				r.Leave(outer)
-			}
-		case 5<<3 | tensorwire.Bytes:
-			first := m.Kind != 5
-			m.Kind = 5
-			if m.Propose == nil {
-				m.Propose = new(engine.DraftResult)
-			}
-			if outer := r.Message(); r.Err() == nil {
-				readProposeOutput(r, m.Propose, first)
-				r.Leave(outer)
-			}
+		case 4<<3 | tensorwire.Bytes, 4<<3 | tensorwire.Varint:
+			m.Result.Tokens = r.Sint32s(tag, m.Result.Tokens)
+		case 5<<3 | tensorwire.Bytes, 5<<3 | tensorwire.Fixed32:
+			m.Result.Logprobs = r.Floats(tag, m.Result.Logprobs)
+		case 6<<3 | tensorwire.Bytes, 6<<3 | tensorwire.Fixed32:
+			m.Result.Scores = r.Floats(tag, m.Result.Scores)
+		case 7<<3 | tensorwire.Varint:
+			tensorwire.Set(&m.Result.TopStride, r.Int32())
+		case 8<<3 | tensorwire.Bytes, 8<<3 | tensorwire.Varint:
+			m.Result.TopIDs = r.Sint32s(tag, m.Result.TopIDs)
+		case 9<<3 | tensorwire.Bytes, 9<<3 | tensorwire.Fixed32:
+			m.Result.TopLogprobs = r.Floats(tag, m.Result.TopLogprobs)
+		case 10<<3 | tensorwire.Varint:
+			m.Result.Features = tensorwire.Part(r, m.Result.Features, r.Uint32())
+		case 11<<3 | tensorwire.Varint:
+			m.Result.HiddenOut = tensorwire.Part(r, m.Result.HiddenOut, r.Uint32())
+		case 12<<3 | tensorwire.Varint:
+			m.Result.Logits = tensorwire.Part(r, m.Result.Logits, r.Uint32())
 		case 15<<3 | tensorwire.Bytes:
 			r.Payload()
 		default:
-			r.Other(tag, &runResponseNames)
+			r.Other(tag, &stepResponseNames)
 		}
 	}
 	if r.Rewind(15) {
-		if m.Kind == 4 {
-			fillStepOutput(r, m.Step)
-		}
+		r.Raw(tensorwire.View(m.Result.Features))
+		r.Raw(tensorwire.View(m.Result.HiddenOut))
+		r.Raw(tensorwire.View(m.Result.Logits))
 	}
-	r.Finish(&runResponseNames)
+	r.Finish(&stepResponseNames)
 }
 
 var failureNames = tensorwire.Names{Message: "tandem.engine.v1.Failure", Fields: []string{
@@ -542,119 +535,72 @@ func readFailure(r *tensorwire.Reader, m *Failure, fresh bool) {
 	r.Finish(&failureNames)
 }
 
-var stepOutputNames = tensorwire.Names{Message: "tandem.engine.v1.StepOutput", Fields: []string{
-	1: "tokens",
-	2: "logprobs",
-	3: "scores",
-	4: "top_stride",
-	5: "top_ids",
-	6: "top_logprobs",
-	7: "feature_bytes",
-	8: "hidden_values",
-	9: "logit_values",
+var proposeResponseNames = tensorwire.Names{Message: "tandem.engine.v1.ProposeResponse", Fields: []string{
+	1: "id",
+	2: "failure",
+	3: "engine_nanos",
+	4: "stride",
+	5: "positions",
+	6: "ids",
+	7: "logprobs",
+	8: "append_nanos",
 }}
 
-func appendStepOutput(b []byte, p *tensorwire.Parts, m *engine.StepResult) []byte {
-	b = tensorwire.AppendSint32s(b, 1, m.Tokens)
-	b = tensorwire.AppendFloats(b, 2, m.Logprobs)
-	b = tensorwire.AppendFloats(b, 3, m.Scores)
-	b = tensorwire.AppendInt(b, 4, int32(m.TopStride))
-	b = tensorwire.AppendSint32s(b, 5, m.TopIDs)
-	b = tensorwire.AppendFloats(b, 6, m.TopLogprobs)
-	b = tensorwire.AppendUint(b, 7, uint64(len(m.Features)))
-	p.Add(tensorwire.View(m.Features))
-	b = tensorwire.AppendUint(b, 8, uint64(len(m.HiddenOut)))
-	p.Add(tensorwire.View(m.HiddenOut))
-	b = tensorwire.AppendUint(b, 9, uint64(len(m.Logits)))
-	p.Add(tensorwire.View(m.Logits))
+func appendProposeResponse(b []byte, m *ProposeResponse) []byte {
+	b = tensorwire.AppendUint(b, 1, uint64(m.ID))
+	if m.Failure != nil {
+		mark := len(b)
+		b = tensorwire.Nest(appendFailure(b, m.Failure), mark, 2)
+	}
+	b = tensorwire.AppendInt(b, 3, int64(m.Nanos))
+	b = tensorwire.AppendInt(b, 4, int32(m.Result.Stride))
+	b = tensorwire.AppendInt(b, 5, int32(m.Result.Positions))
+	b = tensorwire.AppendSint32s(b, 6, m.Result.IDs)
+	b = tensorwire.AppendFloats(b, 7, m.Result.Logprobs)
+	b = tensorwire.AppendInt(b, 8, int64(m.Result.AppendNanos))
 	return b
 }
 
-func readStepOutput(r *tensorwire.Reader, m *engine.StepResult, fresh bool) {
-	if fresh {
-		m.Tokens = m.Tokens[:0]
-		m.Logprobs = m.Logprobs[:0]
-		m.Scores = m.Scores[:0]
-		m.TopStride = 0
-		m.TopIDs = m.TopIDs[:0]
-		m.TopLogprobs = m.TopLogprobs[:0]
-		m.Features = m.Features[:0]
-		m.HiddenOut = m.HiddenOut[:0]
-		m.Logits = m.Logits[:0]
-	}
-	for tag := r.Next(); tag != 0; tag = r.Next() {
-		switch tag {
-		case 1<<3 | tensorwire.Bytes, 1<<3 | tensorwire.Varint:
-			m.Tokens = r.Sint32s(tag, m.Tokens)
-		case 2<<3 | tensorwire.Bytes, 2<<3 | tensorwire.Fixed32:
-			m.Logprobs = r.Floats(tag, m.Logprobs)
-		case 3<<3 | tensorwire.Bytes, 3<<3 | tensorwire.Fixed32:
-			m.Scores = r.Floats(tag, m.Scores)
-		case 4<<3 | tensorwire.Varint:
-			tensorwire.Set(&m.TopStride, r.Int32())
-		case 5<<3 | tensorwire.Bytes, 5<<3 | tensorwire.Varint:
-			m.TopIDs = r.Sint32s(tag, m.TopIDs)
-		case 6<<3 | tensorwire.Bytes, 6<<3 | tensorwire.Fixed32:
-			m.TopLogprobs = r.Floats(tag, m.TopLogprobs)
-		case 7<<3 | tensorwire.Varint:
-			m.Features = tensorwire.Part(r, m.Features, r.Uint32())
-		case 8<<3 | tensorwire.Varint:
-			m.HiddenOut = tensorwire.Part(r, m.HiddenOut, r.Uint32())
-		case 9<<3 | tensorwire.Varint:
-			m.Logits = tensorwire.Part(r, m.Logits, r.Uint32())
-		default:
-			r.Other(tag, &stepOutputNames)
-		}
-	}
-	r.Finish(&stepOutputNames)
-}
-
-func fillStepOutput(r *tensorwire.Reader, m *engine.StepResult) {
-	r.Raw(tensorwire.View(m.Features))
-	r.Raw(tensorwire.View(m.HiddenOut))
-	r.Raw(tensorwire.View(m.Logits))
-}
-
-var proposeOutputNames = tensorwire.Names{Message: "tandem.engine.v1.ProposeOutput", Fields: []string{
-	1: "stride",
-	2: "positions",
-	3: "ids",
-	4: "logprobs",
-	5: "append_nanos",
-}}
-
-func appendProposeOutput(b []byte, m *engine.DraftResult) []byte {
-	b = tensorwire.AppendInt(b, 1, int32(m.Stride))
-	b = tensorwire.AppendInt(b, 2, int32(m.Positions))
-	b = tensorwire.AppendSint32s(b, 3, m.IDs)
-	b = tensorwire.AppendFloats(b, 4, m.Logprobs)
-	b = tensorwire.AppendInt(b, 5, int64(m.AppendNanos))
-	return b
-}
-
-func readProposeOutput(r *tensorwire.Reader, m *engine.DraftResult, fresh bool) {
-	if fresh {
-		m.Stride = 0
-		m.Positions = 0
-		m.IDs = m.IDs[:0]
-		m.Logprobs = m.Logprobs[:0]
-		m.AppendNanos = 0
-	}
+func readProposeResponse(r *tensorwire.Reader, m *ProposeResponse) {
+	oldFailure := m.Failure
+	m.ID = 0
+	m.Failure = nil
+	m.Nanos = 0
+	m.Result.Stride = 0
+	m.Result.Positions = 0
+	m.Result.IDs = m.Result.IDs[:0]
+	m.Result.Logprobs = m.Result.Logprobs[:0]
+	m.Result.AppendNanos = 0
 	for tag := r.Next(); tag != 0; tag = r.Next() {
 		switch tag {
 		case 1<<3 | tensorwire.Varint:
-			tensorwire.Set(&m.Stride, r.Int32())
-		case 2<<3 | tensorwire.Varint:
-			tensorwire.Set(&m.Positions, r.Int32())
-		case 3<<3 | tensorwire.Bytes, 3<<3 | tensorwire.Varint:
-			m.IDs = r.Sint32s(tag, m.IDs)
-		case 4<<3 | tensorwire.Bytes, 4<<3 | tensorwire.Fixed32:
-			m.Logprobs = r.Floats(tag, m.Logprobs)
+			tensorwire.Set(&m.ID, r.Uvarint())
+		case 2<<3 | tensorwire.Bytes:
+			first := m.Failure == nil
+			if first {
+				if m.Failure = oldFailure; m.Failure == nil {
+					m.Failure = new(Failure)
+				}
+			}
+			if outer := r.Message(); r.Err() == nil {
+				readFailure(r, m.Failure, first)
+				r.Leave(outer)
+			}
+		case 3<<3 | tensorwire.Varint:
+			tensorwire.Set(&m.Nanos, r.Int64())
+		case 4<<3 | tensorwire.Varint:
+			tensorwire.Set(&m.Result.Stride, r.Int32())
 		case 5<<3 | tensorwire.Varint:
-			tensorwire.Set(&m.AppendNanos, r.Int64())
+			tensorwire.Set(&m.Result.Positions, r.Int32())
+		case 6<<3 | tensorwire.Bytes, 6<<3 | tensorwire.Varint:
+			m.Result.IDs = r.Sint32s(tag, m.Result.IDs)
+		case 7<<3 | tensorwire.Bytes, 7<<3 | tensorwire.Fixed32:
+			m.Result.Logprobs = r.Floats(tag, m.Result.Logprobs)
+		case 8<<3 | tensorwire.Varint:
+			tensorwire.Set(&m.Result.AppendNanos, r.Int64())
 		default:
-			r.Other(tag, &proposeOutputNames)
+			r.Other(tag, &proposeResponseNames)
 		}
 	}
-	r.Finish(&proposeOutputNames)
+	r.Finish(&proposeResponseNames)
 }

@@ -1,4 +1,4 @@
-// Package wire holds the messages of an engine's Run stream, as the codec of generated.go writes and reads them: from and
+// Package wire holds the messages of an engine's decode loops, as the codec of generated.go writes and reads them: from and
 // into the values of package engine, whose memory is used again. Their shape is given by options in
 // proto/tandem/engine/v1/engine.proto; on the wire they are the ordinary protobuf of that file.
 package wire
@@ -10,36 +10,41 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
-// Kinds of work and of output: the numbers of the oneofs' fields in RunRequest and RunResponse.
-const (
-	WorkStep      = 2
-	WorkPropose   = 3
-	OutputStep    = 4
-	OutputPropose = 5
-)
-
-// RunRequest is enginev1.RunRequest.
-type RunRequest struct {
-	ID      uint64
-	Kind    int // of work; 0 = none
-	Step    *engine.Step
-	Propose *Proposal
+// Request is what the requests of all decode loops have in common.
+type Request struct {
+	ID uint64
 }
 
-// Proposal is enginev1.Propose: what Engine.Propose takes.
-type Proposal struct {
+// Response is what the responses of all decode loops have in common.
+type Response struct {
+	ID      uint64
+	Failure *Failure // nil on success
+	Nanos   int64    // time inside the native engine
+}
+
+// StepRequest is enginev1.StepRequest. A reader sets Step to where the step goes.
+type StepRequest struct {
+	Request
+	Step *engine.Step
+}
+
+// StepResponse is enginev1.StepResponse. A reader sets Result to where the result goes.
+type StepResponse struct {
+	Response
+	Result *engine.StepResult
+}
+
+// ProposeRequest is enginev1.ProposeRequest: what Draft.Propose takes.
+type ProposeRequest struct {
+	Request
 	Features []engine.FeatureRows
 	Requests []engine.DraftRequest
 }
 
-// RunResponse is enginev1.RunResponse. A reader sets Step or Propose to where the answer goes.
-type RunResponse struct {
-	ID      uint64
-	Failure *Failure // nil on success
-	Nanos   int64    // time inside the native engine
-	Kind    int      // of output; 0 = none
-	Step    *engine.StepResult
-	Propose *engine.DraftResult
+// ProposeResponse is enginev1.ProposeResponse. A reader sets Result to where the result goes.
+type ProposeResponse struct {
+	Response
+	Result *engine.DraftResult
 }
 
 // Failure is enginev1.Failure.

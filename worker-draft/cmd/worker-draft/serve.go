@@ -78,11 +78,13 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 			Vocab: store.Model.Vocab, CaptureLayers: registration.Model.CaptureLayers,
 		},
 		Open: func(tables string) server.Engine {
-			options := c.OpenOptions(engine.RoleDraft)
+			options := c.OpenOptions()
 			options.ModelPath, options.TablesPath = file.Paths()[0], tables
 			c.CacheFlags.Apply(&options)
-			return workernode.NewKeeper(workernode.KeeperConfig{Opener: host, Options: options, Log: log.Named("engine"),
-				Guard: engine.GuardConfig{HangLimit: c.HangLimit()}, Flags: &c.Flags})
+			return workernode.NewDraftKeeper(workernode.KeeperConfig[engine.Draft]{
+				Open: host.OpenDraft, Options: options, Log: log.Named("engine"),
+				Guard: engine.GuardConfig{HangLimit: c.HangLimit()}, Flags: &c.Flags,
+			})
 		},
 	})
 	return workernode.Run(ctx, workernode.Config{Flags: &c.Flags, Log: log, Registration: registration, Grace: grace}, s)

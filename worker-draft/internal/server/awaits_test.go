@@ -26,7 +26,7 @@ func TestCancelAtEveryAwait(t *testing.T) {
 	} {
 		t.Run(way, func(t *testing.T) {
 			// The guard's comparison would free what the test is to find.
-			unwatched := workernode.KeeperConfig{Guard: engine.GuardConfig{Every: time.Hour}}
+			unwatched := workernode.KeeperConfig[engine.Draft]{Guard: engine.GuardConfig{Every: time.Hour}}
 			r := newWrappedRig(t, enginefake.Options{}, 2, 0, true, unwatched, wrap)
 			r.ready()
 			if err := r.speculate(t.Context(), &awaits); err != nil {

@@ -18,11 +18,11 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Engine yields the engine while it is open; *workernode.Keeper implements it.
+// Engine yields the engine while it is open; *workernode.Keeper[engine.Draft] implements it.
 type Engine interface {
 	Run(ctx context.Context) error
-	Wait(ctx context.Context) (engine.Engine, error)
-	Engine() (engine.Engine, error)
+	Wait(ctx context.Context) (engine.Draft, error)
+	Engine() (engine.Draft, error)
 	Report(engine engine.Engine, err error)
 	Heartbeat(h *tandemv1.Heartbeat)
 }
@@ -112,7 +112,7 @@ func (s *Server) Run(ctx context.Context) error {
 }
 
 // current returns the open engine.
-func (s *Server) current() (engine.Engine, Engine, error) {
+func (s *Server) current() (engine.Draft, Engine, error) {
 	s.mu.Lock()
 	e := s.engine
 	s.mu.Unlock()
@@ -204,7 +204,7 @@ func (s *Server) describe(ctx context.Context) (*tandemv1.GetDraftResponse, erro
 }
 
 // wait gives an engine that is being opened some time.
-func (s *Server) wait(ctx context.Context) (engine.Engine, error) {
+func (s *Server) wait(ctx context.Context) (engine.Draft, error) {
 	ctx, cancel := context.WithTimeout(ctx, openWait)
 	defer cancel()
 	ticker := time.NewTicker(10 * time.Millisecond)

@@ -91,12 +91,12 @@ type rig struct {
 
 func newRig(t *testing.T, o enginefake.Options, slots, maxContext int, local bool) *rig {
 	t.Helper()
-	return newWrappedRig(t, o, slots, maxContext, local, workernode.KeeperConfig{})
+	return newWrappedRig(t, o, slots, maxContext, local, workernode.KeeperConfig[engine.Draft]{})
 }
 
 // newWrappedRig is newRig with the rest of the keeper's settings and with wrappers around the fake engine.
 func newWrappedRig(t *testing.T, o enginefake.Options, slots, maxContext int, local bool,
-	keeper workernode.KeeperConfig,
+	keeper workernode.KeeperConfig[engine.Draft],
 	wrap ...func(engine.Opener) engine.Opener) *rig {
 	t.Helper()
 	o.BlockSize, o.Hidden = block, hidden
@@ -108,14 +108,15 @@ func newWrappedRig(t *testing.T, o enginefake.Options, slots, maxContext int, lo
 		WorkerID: "draft", Slots: slots, Assets: r.files,
 		Shape: Shape{Digest: "draft-digest", TokenizerDigest: "tok", Hidden: hidden, Vocab: 64, CaptureLayers: []int32{1, 3}},
 		Open: func(tables string) Engine {
-			keeper.Opener, keeper.Options = r.opener, engine.OpenOptions{
-				Role: engine.RoleDraft, ModelPath: "draft", TablesPath: tables, MaxSequences: slots, MaxContext: maxContext,
+			var opener engine.Opener = r.opener
+			for _, w := range wrap {
+				opener = w(opener)
+			}
+			keeper.Open, keeper.Options = opener.OpenDraft, engine.OpenOptions{
+				ModelPath: "draft", TablesPath: tables, MaxSequences: slots, MaxContext: maxContext,
 				MaxBatchRows: 16, KVTypeK: engine.KVDefault, KVTypeV: engine.KVDefault,
 			}
-			for _, w := range wrap {
-				keeper.Opener = w(keeper.Opener)
-			}
-			return workernode.NewKeeper(keeper)
+			return workernode.NewDraftKeeper(keeper)
 		},
 	}
 	if local {
@@ -500,7 +501,7 @@ func TestSkips(t *testing.T) {
 
 // still is an engine that does nothing, so that only the worker's own allocations are counted, and states fixed times.
 type still struct {
-	engine.Engine
+	engine.Draft
 	info engine.Info
 }
 

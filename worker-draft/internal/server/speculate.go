@@ -50,7 +50,7 @@ func (s *Server) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateReq
 	if err != nil {
 		return err
 	}
-	// It happens although ctx is over by then, and is tried again should it fail: see engine.Guard.
+	// It happens although ctx is over by then, and is tried again should it fail: see engine.GuardedDraft.
 	defer func() { _ = engine.FreeSequence(ctx, sequence) }()
 
 	free := make(chan *arrival, readAhead)

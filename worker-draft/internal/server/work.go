@@ -16,7 +16,7 @@ const treeWidth = 16
 
 // work is the state of one stream. Its memory is used again for every message.
 type work struct {
-	engine   engine.Engine
+	engine   engine.Draft
 	info     engine.Info
 	sequence engine.Sequence
 
@@ -37,7 +37,7 @@ type work struct {
 	proposed, skipped bool
 }
 
-func newWork(engine engine.Engine, sequence engine.Sequence) *work {
+func newWork(engine engine.Draft, sequence engine.Sequence) *work {
 	w := &work{engine: engine, info: engine.Info(), sequence: sequence}
 	w.tree.Reset(0)
 	return w

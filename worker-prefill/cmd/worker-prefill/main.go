@@ -69,10 +69,12 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	if err != nil {
 		return err
 	}
-	options := c.OpenOptions(engine.RoleScore)
+	options := c.OpenOptions()
 	options.MaxSequences = 1 // scoring needs no sequences; the engine takes one prompt at a time
-	keeper := workernode.NewKeeper(workernode.KeeperConfig{Opener: host, Options: options, Log: log.Named("engine"),
-		Guard: engine.GuardConfig{HangLimit: c.HangLimit()}, Flags: &c.Flags, Trained: workernode.Trained(file)})
+	keeper := workernode.NewScorerKeeper(workernode.KeeperConfig[engine.Scorer]{
+		Open: host.OpenScorer, Options: options, Log: log.Named("engine"),
+		Guard: engine.GuardConfig{HangLimit: c.HangLimit()}, Flags: &c.Flags, Trained: workernode.Trained(file),
+	})
 	w := &worker{Server: server.New(keeper, c.Lanes, log), keeper: keeper}
 	node := workernode.Config{Flags: &c.Flags, Log: log, Registration: registration, Grace: grace}
 	return workernode.RunWithEngine(ctx, node, w, keeper, func(r *tandemv1.Registration, info engine.Info) {
@@ -84,7 +86,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 // worker is the scorer's part of a node.
 type worker struct {
 	*server.Server
-	keeper *workernode.Keeper
+	keeper *workernode.Keeper[engine.Scorer]
 }
 
 func (w *worker) Register(s *grpc.Server) { tandemv1.RegisterPrefillServiceServer(s, w.Server) }

@@ -20,14 +20,14 @@ func TestCancelAtEveryAwait(t *testing.T) {
 		"plugin":     awaits.Wrap(enginetest.Plugged(awaits.Wrap(fake, "server")), "client"),
 	} {
 		t.Run(way, func(t *testing.T) {
-			inner, err := opener.Open(t.Context(), engine.OpenOptions{
-				Role: engine.RoleScore, ModelPath: "scorer", MaxSequences: 1, KVTypeK: engine.KVDefault,
+			inner, err := opener.OpenScorer(t.Context(), engine.OpenOptions{
+				ModelPath: "scorer", MaxSequences: 1, KVTypeK: engine.KVDefault,
 				KVTypeV: engine.KVDefault,
 			}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
-			engine := engine.NewGuard(inner, engine.GuardConfig{})
+			engine := engine.GuardScorer(inner, engine.GuardConfig{})
 			t.Cleanup(func() { engine.Close() })
 			s := New(fixed{engine}, 1, nil)
 			tokens, question := document()

@@ -17,9 +17,9 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Engines yields the engine; *workernode.Keeper implements it.
+// Engines yields the engine; *workernode.Keeper[engine.Scorer] implements it.
 type Engines interface {
-	Engine() (engine.Engine, error)
+	Engine() (engine.Scorer, error)
 	Report(engine engine.Engine, err error)
 }
 
@@ -81,17 +81,15 @@ func (s *Server) Compress(ctx context.Context,
 	query := span(m.Query)
 	start := time.Now()
 	var scores []float32
+	counted := 0.0
 	if scoring(m) {
-		if scores, err = engine.Score(ctx, m.Tokens, pflash.QueryRows(len(m.Tokens), query, count), m.Rotated); err != nil {
-			s.account(m, nil, time.Since(start), err)
+		if scores, err = s.score(ctx, engine, m, pflash.QueryRows(len(m.Tokens), query, count), &counted); err != nil {
+			s.account(m, nil, counted, time.Since(start), err)
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
 			s.engines.Report(engine, err)
 			return nil, err
-		}
-		if len(scores) != len(m.Tokens) {
-			return nil, rpcerr.Internal("engine returned %d scores for %d tokens", len(scores), len(m.Tokens))
 		}
 	}
 	elapsed := time.Since(start)
@@ -109,8 +107,28 @@ func (s *Server) Compress(ctx context.Context,
 		}
 		reply.Segments = append(reply.Segments, out)
 	}
-	s.account(m, reply, elapsed, nil)
+	s.account(m, reply, counted, elapsed, nil)
 	return reply, nil
+}
+
+// score scores a request's prompt. Its tokens count in the heartbeats while the engine works, each by the share of the
+// layers that it has passed: counted is how many did.
+func (s *Server) score(ctx context.Context, e engine.Scorer, m *tandemv1.CompressRequest, rows []int32,
+	counted *float64) ([]float32, error) {
+	all, err := e.Score(ctx, []engine.Prompt{{IDs: m.Tokens, QueryRows: rows}}, m.Rotated, func(done, total uint64) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		read := float64(len(m.Tokens)) * float64(done) / float64(max(total, 1))
+		s.counters.tokens += read - *counted
+		*counted = read
+	})
+	if err != nil {
+		return nil, err
+	}
+	if len(all) != 1 || len(all[0]) != len(m.Tokens) {
+		return nil, rpcerr.Internal("engine returned scores of %d prompts, not of one of %d tokens", len(all), len(m.Tokens))
+	}
+	return all[0], nil
 }
 
 // logRequest writes the line of a request that is over: at warn when the scorer failed, else at info.
@@ -206,12 +224,15 @@ func check(m *tandemv1.CompressRequest, info engine.Info) error {
 	return nil
 }
 
-func (s *Server) account(m *tandemv1.CompressRequest, reply *tandemv1.CompressResponse, d time.Duration, err error) {
+// account counts a request that is over; counted of its tokens are counted already.
+func (s *Server) account(
+	m *tandemv1.CompressRequest, reply *tandemv1.CompressResponse, counted float64, d time.Duration,
+	err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := &s.counters
 	c.requests++
-	c.tokens += float64(len(m.Tokens))
+	c.tokens += float64(len(m.Tokens)) - counted
 	c.seconds += d.Seconds()
 	if err != nil {
 		c.failed++

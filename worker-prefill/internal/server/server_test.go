@@ -11,6 +11,7 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/engine/enginefake"
+	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/testwait"
@@ -23,15 +24,15 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // fixed yields one engine for ever.
-type fixed struct{ engine engine.Engine }
+type fixed struct{ engine engine.Scorer }
 
-func (f fixed) Engine() (engine.Engine, error)  { return f.engine, nil }
+func (f fixed) Engine() (engine.Scorer, error)  { return f.engine, nil }
 func (f fixed) Report(_ engine.Engine, _ error) {}
 
 func newServer(t *testing.T, o enginefake.Options, slots int) *Server {
 	t.Helper()
-	engine, err := enginefake.New(o).Open(t.Context(), engine.OpenOptions{
-		Role: engine.RoleScore, ModelPath: "scorer", MaxSequences: 1, KVTypeK: engine.KVDefault,
+	engine, err := enginefake.New(o).OpenScorer(t.Context(), engine.OpenOptions{
+		ModelPath: "scorer", MaxSequences: 1, KVTypeK: engine.KVDefault,
 		KVTypeV: engine.KVDefault,
 	}, nil)
 	if err != nil {
@@ -213,4 +214,34 @@ func TestCancel(t *testing.T) {
 	if len(s.slots) != 0 {
 		t.Error("the slot is not free")
 	}
+}
+
+// TestProgressCounts: the tokens of a long prompt count while it is scored, and once when it is done.
+func TestProgressCounts(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
+		s := newServer(t, enginefake.Options{Vocab: 128, Layers: 4, ScoreDelay: 4 * time.Second}, 1)
+		tokens, question := document()
+		scored := func() float64 {
+			var h tandemv1.Heartbeat
+			s.Heartbeat(&h)
+			return h.Counters["scored_tokens"]
+		}
+		ended := make(chan error, 1)
+		go func() {
+			_, err := s.Compress(t.Context(), &tandemv1.CompressRequest{Tokens: tokens, Query: question,
+				Segments: []*tandemv1.Segment{{Span: &tandemv1.Span{First: 0, Last: 2982}, KeepRatio: 0.1}}})
+			ended <- err
+		}()
+		n := float64(len(tokens))
+		for i := range 4 {
+			time.Sleep(500 * time.Millisecond)
+			if got, want := scored(), n*float64(i)/4; got != want {
+				t.Errorf("after %d layers %v tokens are counted, want %v", i, got, want)
+			}
+			time.Sleep(500 * time.Millisecond)
+		}
+		if err := <-ended; err != nil || scored() != n {
+			t.Errorf("at the end %v tokens are counted, want %v: %v", scored(), n, err)
+		}
+	})
 }

@@ -159,7 +159,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	if err != nil {
 		return err
 	}
-	options := c.OpenOptions(engine.RoleTarget)
+	options := c.OpenOptions()
 	c.CacheFlags.Apply(&options)
 	digest := sync.OnceValues(func() (string, error) { return workernode.TablesDigest(ctx, file) })
 	w := &worker{model: auto.New(), log: log}
@@ -195,10 +195,11 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 		TokenizerDigest: registration.Model.TokenizerDigest, CacheDir: cache, Dial: workernode.Dialer(c.DraftTransport),
 		Log: log.Named("drafts"),
 	}, c.DraftAddress)
-	w.keeper = workernode.NewKeeper(workernode.KeeperConfig{
-		Opener: host, Options: options, Log: log.Named("engine"), Guard: engine.GuardConfig{HangLimit: c.HangLimit()},
+	w.keeper = workernode.NewTargetKeeper(workernode.KeeperConfig[engine.Target]{
+		Open: host.OpenTarget, Options: options, Log: log.Named("engine"),
+		Guard: engine.GuardConfig{HangLimit: c.HangLimit()},
 		Flags: &c.Flags, Trained: workernode.Trained(file),
-		OnOpen: func(ctx context.Context, e engine.Engine) error { return w.manager.Restore(ctx, e) },
+		OnOpen: func(ctx context.Context, e engine.Target) error { return w.manager.Restore(ctx, e) },
 	})
 	contract := func(info engine.Info) string {
 		return workernode.Contract(registration.Model.Digest, info, piece.Rule)
@@ -222,7 +223,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 // worker is the target's part of a node.
 type worker struct {
 	*server.Server
-	keeper      *workernode.Keeper
+	keeper      *workernode.Keeper[engine.Target]
 	manager     *drafts.Manager
 	constraints *constraint.Factory
 	model       *auto.Model

@@ -24,7 +24,7 @@ var (
 
 // Calibrate times verify steps of several widths and steps of prompts on an idle engine, so that the first request
 // already chooses well.
-func Calibrate(ctx context.Context, e engine.Engine, model *auto.Model) error {
+func Calibrate(ctx context.Context, e engine.Target, model *auto.Model) error {
 	info := e.Info()
 	seq, err := e.NewSequence(ctx)
 	if err != nil {
@@ -82,7 +82,7 @@ func Calibrate(ctx context.Context, e engine.Engine, model *auto.Model) error {
 }
 
 // timed runs a step and returns the engine's time for it.
-func timed(ctx context.Context, e engine.Engine, step *engine.Step, result *engine.StepResult) (time.Duration, error) {
+func timed(ctx context.Context, e engine.Target, step *engine.Step, result *engine.StepResult) (time.Duration, error) {
 	start := time.Now()
 	err := e.Step(ctx, step, result)
 	if d := time.Duration(result.EngineNanos); d > 0 {

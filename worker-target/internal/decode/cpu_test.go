@@ -21,7 +21,7 @@ import (
 const demonstration = "../../../models/tandem-tiny-target-q4_k_m.gguf"
 
 // newCPU opens the demonstration target on the CPU library in a process of its own, or skips.
-func newCPU(t testing.TB, o engine.OpenOptions) (*engine.Guard, *tokenizer.Tokenizer) {
+func newCPU(t testing.TB, o engine.OpenOptions) (*engine.GuardedTarget, *tokenizer.Tokenizer) {
 	t.Helper()
 	program, err := filepath.Abs("../../../bin/tandem-engine")
 	if err != nil {
@@ -46,12 +46,12 @@ func newCPU(t testing.TB, o engine.OpenOptions) (*engine.Guard, *tokenizer.Token
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Role, o.ModelPath, o.KVTypeK, o.KVTypeV = engine.RoleTarget, demonstration, engine.KVDefault, engine.KVDefault
-	e, err := h.Open(t.Context(), o, nil)
+	o.ModelPath, o.KVTypeK, o.KVTypeV = demonstration, engine.KVDefault, engine.KVDefault
+	e, err := h.OpenTarget(t.Context(), o, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := engine.NewGuard(e, engine.GuardConfig{})
+	g := engine.GuardTarget(e, engine.GuardConfig{})
 	t.Cleanup(func() { _ = g.Close() })
 	return g, words
 }

@@ -23,7 +23,7 @@ const (
 
 // counting is an engine whose next token is always the last one plus one, and which allocates nothing.
 type counting struct {
-	engine.Engine
+	engine.Target
 	steps int
 }
 

@@ -17,7 +17,7 @@ import (
 
 // watched is an engine whose rows are cheap in wide steps, and which counts how features are asked for.
 type watched struct {
-	engine.Engine
+	engine.Target
 	atOnce, batches, largest, beside, alone int
 	failAlone                               error // instead of a step without rows
 }
@@ -42,7 +42,7 @@ func (w *watched) Step(ctx context.Context, step *engine.Step, result *engine.St
 			w.beside++
 		}
 	}
-	err := w.Engine.Step(ctx, step, result)
+	err := w.Target.Step(ctx, step, result)
 	result.EngineNanos = int64(100*time.Microsecond) + int64(len(step.Rows))*1000
 	return err
 }
@@ -105,8 +105,8 @@ func newWatched(t *testing.T, rows int) *watched {
 		n := len(history)
 		return (history[n-1] + 1) % 9, n%70 < 60
 	}
-	e, err := enginefake.New(enginefake.Options{Next: next}).Open(t.Context(), engine.OpenOptions{
-		Role: engine.RoleTarget, ModelPath: "target", MaxSequences: 2, MaxContext: 1024, MaxTreeRows: rows, MaxBatchRows: rows,
+	e, err := enginefake.New(enginefake.Options{Next: next}).OpenTarget(t.Context(), engine.OpenOptions{
+		ModelPath: "target", MaxSequences: 2, MaxContext: 1024, MaxTreeRows: rows, MaxBatchRows: rows,
 		KVTypeK: engine.KVDefault, KVTypeV: engine.KVDefault,
 	}, nil)
 	if err != nil {
@@ -116,7 +116,7 @@ func newWatched(t *testing.T, rows int) *watched {
 	if err := e.SetCapture(t.Context(), []int32{1, 3}); err != nil {
 		t.Fatal(err)
 	}
-	return &watched{Engine: e}
+	return &watched{Target: e}
 }
 
 // TestKeptFeatures: however rounds get their features, the ring ends up with those that a prompt of the whole text
@@ -168,7 +168,7 @@ func testKeptFeatures(t *testing.T) {
 }
 
 // featuresOf is what a prompt of the tokens gives.
-func featuresOf(t *testing.T, e engine.Engine, tokens []int32) (all []byte) {
+func featuresOf(t *testing.T, e engine.Target, tokens []int32) (all []byte) {
 	t.Helper()
 	seq, err := e.NewSequence(t.Context())
 	if err != nil {

@@ -258,11 +258,18 @@ func (s *Slot) readAgain(ctx context.Context) error {
 			answer := s.answer[at-len(prompt) : length-len(prompt)]
 			tokens = answer[:min(len(answer), s.info.MaxTreeRows, s.info.MaxBatchRows)]
 		}
-		if err := s.roomy(ctx, func() error { return s.seq.Read(ctx, kind, tokens, at) }); err != nil {
+		err := s.seq.Read(ctx, kind, tokens, at)
+		if err != nil && !(refused(err) && s.relieve(ctx)) {
 			return err
 		}
-		at += len(tokens)
-		s.stats.ReadAgain += len(tokens)
+		next := at + len(tokens)
+		if err != nil { // a piece may be refused on the way
+			if next, err = s.engine.SequenceLength(ctx, s.handle); err != nil {
+				return err
+			}
+		}
+		s.stats.ReadAgain += next - at
+		at = next
 	}
 	return nil
 }

@@ -21,7 +21,7 @@ import (
 
 // short is an engine that is short of memory now and then: it refuses steps, snapshots and demotions by chance.
 type short struct {
-	engine.Engine
+	engine.Target
 	random *rand.Rand
 	// Chances in percent that a step, a snapshot or a demotion is refused.
 	steps, snapshots, demotions int
@@ -46,21 +46,21 @@ func (e *short) Step(ctx context.Context, step *engine.Step, result *engine.Step
 			return err
 		}
 	}
-	return e.Engine.Step(ctx, step, result)
+	return e.Target.Step(ctx, step, result)
 }
 
 func (e *short) NewSnapshot(ctx context.Context, s engine.Sequence) (engine.Snapshot, error) {
 	if err := e.refuses(e.snapshots); err != nil {
 		return 0, err
 	}
-	return e.Engine.NewSnapshot(ctx, s)
+	return e.Target.NewSnapshot(ctx, s)
 }
 
 func (e *short) DemoteSnapshot(ctx context.Context, p engine.Snapshot) error {
 	if err := e.refuses(e.demotions); err != nil {
 		return err
 	}
-	return e.Engine.DemoteSnapshot(ctx, p)
+	return e.Target.DemoteSnapshot(ctx, p)
 }
 
 // rival keeps a pool from having one member alone: one runs at all times, and when a request has parked another one
@@ -161,8 +161,8 @@ func testPreempted(t *testing.T) {
 		draft := func() *flaky {
 			return &flaky{t: t, random: rand.New(rand.NewPCG(1, seed)), width: 2 * fake.Info().FeatureRaw}
 		}
-		alone, _, _ := preempted(t, &short{Engine: fake, random: random}, r, draft(), seed)
-		e := &short{Engine: fake, random: random, steps: 15 + random.IntN(20)}
+		alone, _, _ := preempted(t, &short{Target: fake, random: random}, r, draft(), seed)
+		e := &short{Target: fake, random: random, steps: 15 + random.IntN(20)}
 		switch random.IntN(4) {
 		case 0:
 			e.snapshots = 100
@@ -203,7 +203,7 @@ func testPreempted(t *testing.T) {
 // TestAloneIsRefused: a request that has the memory for itself and finds none fails with the engine's error.
 func TestAloneIsRefused(t *testing.T) {
 	fake := newFake(t, enginefake.Options{}, engine.OpenOptions{})
-	e := &short{Engine: fake, random: rand.New(rand.NewPCG(1, 1)), steps: 100}
+	e := &short{Target: fake, random: rand.New(rand.NewPCG(1, 1)), steps: 100}
 	var stats Stats
 	_, err := NewSlot(Config{}, auto.New(), nil).Run(t.Context(), e, &Request{
 		Prompt: []int32{1, 2, 3}, Sampler: engine.DefaultSampler(), Max: 5, TopLogprobs: -1,
@@ -219,7 +219,7 @@ func TestParkedIsCancelled(t *testing.T) {
 	for _, snapshots := range []int{0, 100} {
 		racetest.Bubble(t, func(t *testing.T) {
 			e := &short{
-				Engine: newFake(t, enginefake.Options{}, engine.OpenOptions{}), random: rand.New(rand.NewPCG(1, 1)),
+				Target: newFake(t, enginefake.Options{}, engine.OpenOptions{}), random: rand.New(rand.NewPCG(1, 1)),
 				snapshots: snapshots,
 			}
 			pool := preempt.New()

@@ -16,14 +16,14 @@ import (
 
 // saving is an engine that times its snapshots.
 type saving struct {
-	engine.Engine
+	engine.Target
 	longest, sum time.Duration
 	saves        int
 }
 
 func (s *saving) NewSnapshot(ctx context.Context, q engine.Sequence) (engine.Snapshot, error) {
 	start := time.Now()
-	p, err := s.Engine.NewSnapshot(ctx, q)
+	p, err := s.Target.NewSnapshot(ctx, q)
 	d := time.Since(start)
 	s.longest, s.sum, s.saves = max(s.longest, d), s.sum+d, s.saves+1
 	return p, err
@@ -33,7 +33,7 @@ func (s *saving) NewSnapshot(ctx context.Context, q engine.Sequence) (engine.Sna
 // its first token, that of the first turn, which is cold, and what saving states takes.
 func BenchmarkSecondTurn(b *testing.B) {
 	guard, words := newCPU(b, engine.OpenOptions{MaxSequences: 1, MaxContext: 10240})
-	e := &saving{Engine: guard}
+	e := &saving{Target: guard}
 	markers := piece.MarkersOf(words)
 	cache := prefix.New(prefix.Config{Bytes: 1 << 33, Slots: 256})
 	cache.Use(e)

@@ -15,7 +15,7 @@ import (
 )
 
 // onDisk returns a cache with files in a folder, as a worker has that begins with this engine.
-func onDisk(t *testing.T, dir string, e engine.Engine, interval int) *prefix.Cache {
+func onDisk(t *testing.T, dir string, e engine.Target, interval int) *prefix.Cache {
 	t.Helper()
 	store, err := disk.Open(disk.Config{Dir: dir, Budget: 1 << 30, Owner: "model"})
 	if err != nil {
@@ -30,7 +30,7 @@ func onDisk(t *testing.T, dir string, e engine.Engine, interval int) *prefix.Cac
 
 // diskIsCold runs first turns, then restarts: second turns start from disk and have the tokens and the logits of cold
 // ones. The prompts have lengths + base tokens, so that every edge of a page occurs.
-func diskIsCold(t *testing.T, open func() engine.Engine, markers piece.Markers, vocab, base int, lengths []int) {
+func diskIsCold(t *testing.T, open func() engine.Target, markers piece.Markers, vocab, base int, lengths []int) {
 	t.Helper()
 	c := chats{random: rand.New(rand.NewPCG(3, 4)), markers: markers, vocab: vocab}
 	request := func(prompt []int32) Request {
@@ -70,7 +70,7 @@ func TestDiskIsCold(t *testing.T) {
 	}
 	for name, promptRows := range map[string]int{"one contract": 0, "two contracts": 64} {
 		t.Run(name, func(t *testing.T) {
-			open := func() engine.Engine {
+			open := func() engine.Target {
 				return newFake(t, enginefake.Options{PromptRows: promptRows}, engine.OpenOptions{})
 			}
 			diskIsCold(t, open, fakeMarkers, 64, 400, every)
@@ -83,7 +83,7 @@ func TestDiskIsCold(t *testing.T) {
 		}
 		var vocab int
 		var markers piece.Markers
-		open := func() engine.Engine {
+		open := func() engine.Target {
 			e, words := newCPU(t, engine.OpenOptions{MaxSequences: 4, MaxContext: 2048, KVPositions: 32768})
 			vocab, markers = e.Info().Vocab, piece.MarkersOf(words)
 			return e
@@ -95,7 +95,7 @@ func TestDiskIsCold(t *testing.T) {
 
 // TestLongPromptsLeaveStates: of a prompt that is cut off, as by a crash, the last state of the interval is on disk.
 func TestLongPromptsLeaveStates(t *testing.T) {
-	open := func() engine.Engine { return newFake(t, enginefake.Options{PromptRows: 64}, engine.OpenOptions{}) }
+	open := func() engine.Target { return newFake(t, enginefake.Options{PromptRows: 64}, engine.OpenOptions{}) }
 	c := chats{random: rand.New(rand.NewPCG(5, 4)), markers: fakeMarkers, vocab: 64}
 	prompt := c.message(4000)
 	dir, e := t.TempDir(), open()

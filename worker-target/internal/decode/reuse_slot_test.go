@@ -20,7 +20,7 @@ import (
 )
 
 // cached returns a slot with a cache on an engine, and that cache.
-func cached(t testing.TB, e engine.Engine, d Drafts, rows int) (*Slot, *prefix.Cache) {
+func cached(t testing.TB, e engine.Target, d Drafts, rows int) (*Slot, *prefix.Cache) {
 	t.Helper()
 	cache := prefix.New(prefix.Config{Bytes: 1 << 30, Slots: 100})
 	cache.Use(e)
@@ -147,7 +147,7 @@ func TestGivingUpKeepsTheLastBorder(t *testing.T) {
 
 // tight is an engine whose steps and restores are refused on demand.
 type tight struct {
-	engine.Engine
+	engine.Target
 	mu        sync.Mutex // guards snapshots and demoted
 	snapshots int        // that hold pages
 	demoted   map[engine.Snapshot]bool
@@ -157,7 +157,7 @@ type tight struct {
 }
 
 func (e *tight) NewSnapshot(ctx context.Context, s engine.Sequence) (engine.Snapshot, error) {
-	p, err := e.Engine.NewSnapshot(ctx, s)
+	p, err := e.Target.NewSnapshot(ctx, s)
 	if err == nil {
 		e.count(1)
 	}
@@ -165,7 +165,7 @@ func (e *tight) NewSnapshot(ctx context.Context, s engine.Sequence) (engine.Snap
 }
 
 func (e *tight) FreeSnapshot(ctx context.Context, p engine.Snapshot) error {
-	err := e.Engine.FreeSnapshot(ctx, p)
+	err := e.Target.FreeSnapshot(ctx, p)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !e.demoted[p] {
@@ -175,7 +175,7 @@ func (e *tight) FreeSnapshot(ctx context.Context, p engine.Snapshot) error {
 }
 
 func (e *tight) DemoteSnapshot(ctx context.Context, p engine.Snapshot) error {
-	err := e.Engine.DemoteSnapshot(ctx, p)
+	err := e.Target.DemoteSnapshot(ctx, p)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if err == nil && !e.demoted[p] {
@@ -198,10 +198,10 @@ func (e *tight) count(n int) int {
 
 func (e *tight) RestoreSnapshot(ctx context.Context, p engine.Snapshot, s engine.Sequence) error {
 	if e.restore != nil {
-		_ = e.Engine.RestoreSnapshot(ctx, p, s) // and then it fails
+		_ = e.Target.RestoreSnapshot(ctx, p, s) // and then it fails
 		return e.restore
 	}
-	return e.Engine.RestoreSnapshot(ctx, p, s)
+	return e.Target.RestoreSnapshot(ctx, p, s)
 }
 
 func (e *tight) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
@@ -209,12 +209,12 @@ func (e *tight) Step(ctx context.Context, step *engine.Step, result *engine.Step
 		e.refused++
 		return rpcerr.ResourceExhausted("no pages are left")
 	}
-	return e.Engine.Step(ctx, step, result)
+	return e.Target.Step(ctx, step, result)
 }
 
 // TestStepWithoutRoom: a step that is refused for want of pages runs once stored states have made room. They stay.
 func TestStepWithoutRoom(t *testing.T) {
-	e := &tight{Engine: newFake(t, enginefake.Options{PromptRows: 64}, engine.OpenOptions{})}
+	e := &tight{Target: newFake(t, enginefake.Options{PromptRows: 64}, engine.OpenOptions{})}
 	slot, cache := cached(t, e, nil, 0)
 	c := fakeChats(1)
 	ask(t, slot, e, greedy(c.prompt([]message{c.message(700), c.message(600), c.message(600)}), 1), -1)
@@ -240,7 +240,7 @@ func TestStepWithoutRoom(t *testing.T) {
 
 // TestRestoreFails: a state that cannot be restored costs time only, once.
 func TestRestoreFails(t *testing.T) {
-	e := &tight{Engine: newFake(t, enginefake.Options{}, engine.OpenOptions{})}
+	e := &tight{Target: newFake(t, enginefake.Options{}, engine.OpenOptions{})}
 	slot, cache := cached(t, e, nil, 0)
 	c := fakeChats(1)
 	r := greedy(c.prompt([]message{c.message(700), c.message(100)}), 9)

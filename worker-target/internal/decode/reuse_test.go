@@ -21,7 +21,7 @@ import (
 // witness is an engine that records the logits of the first row that chooses a token, and may end a request's context
 // before a step.
 type witness struct {
-	engine.Engine
+	engine.Target
 	first  []float32
 	rows   int // that ran
 	cancel context.CancelFunc
@@ -40,7 +40,7 @@ func (w *witness) Step(ctx context.Context, step *engine.Step, result *engine.St
 	if !seen {
 		step.Rows[last].Want |= engine.WantLogits
 	}
-	err := w.Engine.Step(ctx, step, result)
+	err := w.Target.Step(ctx, step, result)
 	if !seen && err == nil {
 		w.first = slices.Clone(result.Logits)
 	}
@@ -67,11 +67,11 @@ func (p *prefilled) Prefilled(read output.Prefill) error {
 }
 
 // ask runs a request on a slot. With cancelAfter >= 0 it is cancelled after so many steps.
-func ask(t testing.TB, slot *Slot, e engine.Engine, r Request, cancelAfter int) outcome {
+func ask(t testing.TB, slot *Slot, e engine.Target, r Request, cancelAfter int) outcome {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	w := &witness{Engine: e}
+	w := &witness{Target: e}
 	if cancelAfter >= 0 {
 		w.cancel, w.steps = cancel, cancelAfter
 	}
@@ -183,7 +183,7 @@ func (c *chats) next(answer []int32) (what string, prompt []int32) {
 // hitIsCold runs rounds of conversations with a cache and without one.
 type hitIsCold struct {
 	chats
-	e            engine.Engine
+	e            engine.Target
 	cold, warm   *Slot
 	cache        *prefix.Cache
 	answer       []int32
@@ -192,7 +192,7 @@ type hitIsCold struct {
 	demoted      int
 }
 
-func newHitIsCold(t testing.TB, e engine.Engine, markers piece.Markers, longest int, seed uint64) *hitIsCold {
+func newHitIsCold(t testing.TB, e engine.Target, markers piece.Markers, longest int, seed uint64) *hitIsCold {
 	t.Helper()
 	cache := prefix.New(prefix.Config{Bytes: 1 << 30, Slots: 12})
 	cache.Use(e)
@@ -209,10 +209,10 @@ func newHitIsCold(t testing.TB, e engine.Engine, markers piece.Markers, longest 
 // shared makes the cache that of e whatever wraps it.
 type shared struct {
 	*prefix.Cache
-	e engine.Engine
+	e engine.Target
 }
 
-func (s shared) Relieve(engine.Engine) bool { return s.Cache.Relieve(s.e) }
+func (s shared) Relieve(engine.Target) bool { return s.Cache.Relieve(s.e) }
 
 func (h *hitIsCold) round(t testing.TB) {
 	t.Helper()
@@ -250,15 +250,15 @@ func (h *hitIsCold) round(t testing.TB) {
 // fakeMarkers are tokens of a fake engine.
 var fakeMarkers = piece.Markers{Ends: []int32{1}, Headers: []int32{2}}
 
-func newFake(t testing.TB, o enginefake.Options, open engine.OpenOptions) *engine.Guard {
+func newFake(t testing.TB, o enginefake.Options, open engine.OpenOptions) *engine.GuardedTarget {
 	t.Helper()
-	open.Role, open.ModelPath, open.MaxSequences = engine.RoleTarget, "target", 16
+	open.ModelPath, open.MaxSequences = "target", 16
 	open.KVTypeK, open.KVTypeV = engine.KVDefault, engine.KVDefault
-	e, err := enginefake.New(o).Open(t.Context(), open, nil)
+	e, err := enginefake.New(o).OpenTarget(t.Context(), open, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	fake, guard := e.(*enginefake.Engine), engine.NewGuard(e, engine.GuardConfig{})
+	fake, guard := e.(*enginefake.Target), engine.GuardTarget(e, engine.GuardConfig{})
 	t.Cleanup(func() {
 		if sequences, snapshots := fake.Leaks(); len(sequences)+len(snapshots) > 0 {
 			t.Errorf("sequences %v and snapshots %v are left", sequences, snapshots)
@@ -324,7 +324,7 @@ func (o *only) Find(ctx context.Context, space string, tokens []int32, fits func
 }
 
 // everyBorder reads a prompt cold and from every border, in steps of any size.
-func everyBorder(t *testing.T, e engine.Engine, markers piece.Markers, prompt []int32) {
+func everyBorder(t *testing.T, e engine.Target, markers piece.Markers, prompt []int32) {
 	t.Helper()
 	cache := prefix.New(prefix.Config{Bytes: 1 << 30, Slots: 1000})
 	cache.Use(e)

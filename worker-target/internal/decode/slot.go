@@ -94,7 +94,7 @@ type Slot struct {
 
 	// Of the request in work.
 	req     *Request
-	engine  engine.Engine
+	engine  engine.Target
 	info    engine.Info
 	stats   *Stats
 	cuts    piece.Cuts // of the prompt
@@ -132,9 +132,9 @@ func NewSlot(cfg Config, model *auto.Model, d Drafts) *Slot {
 	return s
 }
 
-// Run runs a request on engine, which frees a sequence although its request is over (engine.Guard). stats is
+// Run runs a request on engine, which frees a sequence although its request is over (engine.GuardedTarget). stats is
 // filled as far as the request came, also when an error is returned.
-func (s *Slot) Run(ctx context.Context, e engine.Engine, req *Request, sink Sink, stats *Stats) (Result, error) {
+func (s *Slot) Run(ctx context.Context, e engine.Target, req *Request, sink Sink, stats *Stats) (Result, error) {
 	s.req, s.engine, s.info, s.stats = req, e, e.Info(), stats
 	s.sampler = req.Sampler
 	s.sampler.PromptTokens = int32(len(req.Prompt))

@@ -20,7 +20,7 @@ import (
 type rig struct {
 	t   testing.TB
 	ctx context.Context
-	e   engine.Engine
+	e   engine.Target
 }
 
 func newRig(t testing.TB) *rig {
@@ -31,11 +31,11 @@ func newRig(t testing.TB) *rig {
 }
 
 // openFake opens an engine; all of them are of one model.
-func openFake(t testing.TB) engine.Engine {
+func openFake(t testing.TB) engine.Target {
 	t.Helper()
 	o := enginetest.TargetOptions()
 	o.MaxSequences, o.MaxContext, o.MaxBatchRows = 8, 2048, 512
-	e, err := enginefake.New(enginefake.Options{Context: 2048}).Open(context.Background(), o, nil)
+	e, err := enginefake.New(enginefake.Options{Context: 2048}).OpenTarget(context.Background(), o, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

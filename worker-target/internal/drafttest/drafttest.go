@@ -41,7 +41,7 @@ type Draft struct {
 	Digest string
 	Fuse   []byte
 
-	engine   engine.Engine
+	engine   engine.Draft
 	listener *bufconn.Listener
 	server   *grpc.Server
 
@@ -61,8 +61,8 @@ type Draft struct {
 
 // New starts a draft with the engine's options; it ends with the test.
 func New(t testing.TB, o enginefake.Options, maxContext int) *Draft {
-	engine, err := enginefake.New(o).Open(context.Background(), engine.OpenOptions{
-		Role: engine.RoleDraft, ModelPath: "draft", TablesPath: "tables", MaxSequences: 64, MaxContext: maxContext,
+	engine, err := enginefake.New(o).OpenDraft(context.Background(), engine.OpenOptions{
+		ModelPath: "draft", TablesPath: "tables", MaxSequences: 64, MaxContext: maxContext,
 		KVTypeK: engine.KVDefault, KVTypeV: engine.KVDefault,
 	}, nil)
 	if err != nil {
@@ -83,7 +83,7 @@ func New(t testing.TB, o enginefake.Options, maxContext int) *Draft {
 			t.Errorf("%d messages had a negative number of feature rows or a negative position", d.negative)
 		}
 		d.listener.Close()
-		if seqs, _ := engine.(*enginefake.Engine).Leaks(); len(seqs) > 0 {
+		if seqs, _ := engine.(*enginefake.Draft).Leaks(); len(seqs) > 0 {
 			t.Errorf("draft sequences not freed: %v", seqs)
 		}
 		engine.Close()

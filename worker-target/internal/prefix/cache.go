@@ -36,7 +36,7 @@ type Stats struct {
 type Entry struct {
 	node     *node
 	space    string // namespace
-	engine   engine.Engine
+	engine   engine.Target
 	snapshot engine.Snapshot
 	length   int
 	rows     *Rows
@@ -65,7 +65,7 @@ type Cache struct {
 	tier   *tier          // nil = none
 
 	mu      sync.Mutex // guards the fields below and everything in the trees
-	engine  engine.Engine
+	engine  engine.Target
 	perKV   uint64 // bytes of a token of an edge
 	state   uint64 // bytes of a snapshot beside its K/V rows
 	roots   map[string]*node
@@ -98,7 +98,7 @@ func New(cfg Config) *Cache {
 const tokenBytes = 4
 
 // Use makes the cache that of an engine. What it keeps of another one is gone.
-func (c *Cache) Use(e engine.Engine) {
+func (c *Cache) Use(e engine.Target) {
 	if c == nil {
 		return
 	}
@@ -303,8 +303,8 @@ func (c *Cache) Drop(e *Entry) {
 }
 
 // base returns the engine that a request's view of it belongs to (schedule.Engine.For).
-func base(e engine.Engine) engine.Engine {
-	if view, ok := e.(interface{ Base() engine.Engine }); ok {
+func base(e engine.Target) engine.Target {
+	if view, ok := e.(interface{ Base() engine.Target }); ok {
 		return view.Base()
 	}
 	return e
@@ -324,7 +324,7 @@ func (c *Cache) Freed() {
 // freed. Else it moves pages to host memory: those that a sequence held when their entries were moved, once one was
 // freed; else those of the entry of the least value. An entry that cannot be moved is evicted. It reports whether there
 // was anything: the call may be tried again then.
-func (c *Cache) Relieve(use engine.Engine) bool {
+func (c *Cache) Relieve(use engine.Target) bool {
 	if c == nil {
 		return false
 	}

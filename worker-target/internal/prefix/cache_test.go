@@ -19,7 +19,7 @@ import (
 
 // memory is an engine of snapshots alone: each is the tokens of its sequence.
 type memory struct {
-	engine.Engine
+	engine.Target
 	mu        sync.Mutex
 	sequences map[engine.Sequence][]int32
 	snapshots map[engine.Snapshot][]int32

@@ -22,12 +22,12 @@ import (
 type process struct {
 	*testing.T
 	c *Cache
-	e engine.Engine
+	e engine.Target
 }
 
 // held is an engine whose reads of snapshots may be held up.
 type held struct {
-	engine.Engine
+	engine.Target
 	reading func() // nil = nothing
 	shared  int    // pages of the last snapshot that was written
 }
@@ -36,14 +36,14 @@ func (h *held) BeginSnapshot(
 	ctx context.Context, l engine.SnapshotLayout, base engine.Snapshot, shared int,
 ) (engine.Snapshot, error) {
 	h.shared = shared
-	return h.Engine.BeginSnapshot(ctx, l, base, shared)
+	return h.Target.BeginSnapshot(ctx, l, base, shared)
 }
 
 func (h *held) ReadSnapshot(ctx context.Context, p engine.Snapshot, at engine.Part, data []byte) (uint32, error) {
 	if h.reading != nil {
 		h.reading()
 	}
-	return h.Engine.ReadSnapshot(ctx, p, at, data)
+	return h.Target.ReadSnapshot(ctx, p, at, data)
 }
 
 func begin(t *testing.T, dir string, cfg Disk, slots int) *process {
@@ -55,11 +55,11 @@ func begin(t *testing.T, dir string, cfg Disk, slots int) *process {
 	cfg.Store = store
 	o := enginetest.TargetOptions()
 	o.MaxSequences, o.MaxContext, o.MaxBatchRows = 12, 2048, 512
-	e, err := enginefake.New(enginefake.Options{Context: 2048}).Open(t.Context(), o, nil)
+	e, err := enginefake.New(enginefake.Options{Context: 2048}).OpenTarget(t.Context(), o, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &process{t, New(Config{Bytes: 1 << 30, Slots: slots, Disk: &cfg}), &held{Engine: e}}
+	p := &process{t, New(Config{Bytes: 1 << 30, Slots: slots, Disk: &cfg}), &held{Target: e}}
 	p.c.Use(p.e)
 	return p
 }
@@ -334,7 +334,7 @@ func TestNoRoomForAStateOnDisk(t *testing.T) {
 	p.save(text[:900], Features{}, 900)
 	p.end()
 	p = begin(t, dir, anything, 100)
-	p.e.(*held).Engine = &refusing{Engine: p.e.(*held).Engine, left: 1}
+	p.e.(*held).Target = &refusing{Target: p.e.(*held).Target, left: 1}
 	p.save(letters(2, 100), Features{}, 100)
 	if n, _ := p.hit(text); n != 900 {
 		t.Errorf("%d tokens after one refusal", n)
@@ -342,7 +342,7 @@ func TestNoRoomForAStateOnDisk(t *testing.T) {
 	p.end()
 	p = begin(t, dir, anything, 100)
 	defer p.end()
-	p.e.(*held).Engine = &refusing{Engine: p.e.(*held).Engine, left: 1 << 20}
+	p.e.(*held).Target = &refusing{Target: p.e.(*held).Target, left: 1 << 20}
 	if n, _ := p.hit(text); n != 0 {
 		t.Errorf("%d tokens without room", n)
 	}
@@ -353,7 +353,7 @@ func TestNoRoomForAStateOnDisk(t *testing.T) {
 
 // refusing has no room for so many snapshots that are to be written.
 type refusing struct {
-	engine.Engine
+	engine.Target
 	left int
 }
 
@@ -363,5 +363,5 @@ func (r *refusing) BeginSnapshot(
 	if r.left--; r.left >= 0 {
 		return 0, rpcerr.ResourceExhausted("no pages are left")
 	}
-	return r.Engine.BeginSnapshot(ctx, l, base, shared)
+	return r.Target.BeginSnapshot(ctx, l, base, shared)
 }

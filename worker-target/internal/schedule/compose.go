@@ -61,8 +61,11 @@ func (m *mix) add(p *part, n int) {
 	m.features = max(m.features, p.step.Features)
 }
 
-// fits reports whether a part may be in the step, as far as features and room for n of its rows go.
+// fits reports whether a part may be in the step, as far as encodings and room for n of its rows go.
 func (m *mix) fits(p *part, n, most int) bool {
+	if len(m.cuts) > 0 && p.step.Hidden != m.cuts[0].p.step.Hidden {
+		return false
+	}
 	f := p.step.Features
 	if f != m.features && f != engine.FeatureNone && m.features != engine.FeatureNone {
 		return false

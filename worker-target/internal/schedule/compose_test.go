@@ -1,6 +1,7 @@
 package schedule
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -185,5 +186,32 @@ func TestSlack(t *testing.T) {
 	e.observeSlack(time.Second, 0) // nothing was expected
 	if e.slack != mostSlack {
 		t.Errorf("%v after a step of unknown cost", e.slack)
+	}
+}
+
+// TestJoinHandsHiddenRowsOn: the rows of shards go with their cuts, and only with those of one encoding.
+func TestJoinHandsHiddenRowsOn(t *testing.T) {
+	shard := func(rows int, first byte, encoding engine.HiddenEncoding) *part {
+		s := &engine.Step{Groups: []engine.Group{{Rows: rows}}, Rows: make([]engine.Row, rows), Hidden: encoding}
+		for i := range rows {
+			s.HiddenIn = append(s.HiddenIn, first+byte(i), 100)
+			s.Rows[i].Mask = -1
+		}
+		return &part{step: s, class: piece}
+	}
+	e := with(fake(t, enginefake.Options{}), free)
+	a, b, c := shard(3, 1, engine.HiddenBF16), shard(2, 10, engine.HiddenBF16), shard(1, 20, engine.HiddenF32)
+	e.join([]cut{{a, 1, 2}, {b, 0, 2}})
+	want := []byte{2, 100, 3, 100, 10, 100, 11, 100}
+	if !slices.Equal(e.joint.HiddenIn, want) || e.joint.Hidden != engine.HiddenBF16 {
+		t.Errorf("joint rows %v in %d, want %v", e.joint.HiddenIn, e.joint.Hidden, want)
+	}
+	var m mix
+	m.add(a, 3)
+	if !m.fits(b, 2, 64) || m.fits(c, 1, 64) {
+		t.Error("a part of another encoding of hidden rows joins, or one of the same does not")
+	}
+	if got := e.classOf(a.step); got == solo {
+		t.Error("a step with hidden rows runs alone")
 	}
 }

@@ -15,7 +15,7 @@ import (
 
 // tightly is an engine that holds its first step until it is let go, and refuses some later ones.
 type tightly struct {
-	engine.Engine
+	engine.Target
 	first  chan struct{} // closed when the first step has come
 	goOn   chan struct{}
 	steps  int
@@ -30,7 +30,7 @@ func (e *tightly) Step(ctx context.Context, step *engine.Step, result *engine.St
 	if slices.Contains(e.refuse, e.steps) {
 		return rpcerr.MemoryCap
 	}
-	return e.Engine.Step(ctx, step, result)
+	return e.Target.Step(ctx, step, result)
 }
 
 // TestRefusedOnTheWay: a piece that is refused for want of memory after its first cut goes on with the others when it
@@ -38,7 +38,7 @@ func (e *tightly) Step(ctx context.Context, step *engine.Step, result *engine.St
 func TestRefusedOnTheWay(t *testing.T) {
 	for _, move := range []bool{false, true} {
 		inner := &tightly{
-			Engine: fake(t, enginefake.Options{}), first: make(chan struct{}), goOn: make(chan struct{}), refuse: []int{3, 4},
+			Target: fake(t, enginefake.Options{}), first: make(chan struct{}), goOn: make(chan struct{}), refuse: []int{3, 4},
 		}
 		e := with(inner, free)
 		sequence := func() engine.Sequence {
@@ -57,7 +57,7 @@ func TestRefusedOnTheWay(t *testing.T) {
 			}
 			return step
 		}
-		submit := func(step *engine.Step, view engine.Engine, result *engine.StepResult) <-chan error {
+		submit := func(step *engine.Step, view engine.Target, result *engine.StepResult) <-chan error {
 			c := make(chan error, 1)
 			go func() { c <- view.Step(t.Context(), step, result) }()
 			return c
@@ -103,7 +103,7 @@ func TestRefusedOnTheWay(t *testing.T) {
 			t.Fatal(err)
 		}
 		var want engine.StepResult
-		if err := inner.Engine.Step(t.Context(), piece(sequence(), 60), &want); err != nil {
+		if err := inner.Target.Step(t.Context(), piece(sequence(), 60), &want); err != nil {
 			t.Fatal(err)
 		}
 		if !slices.Equal(results[2].Tokens, want.Tokens) || !slices.Equal(results[2].Logprobs, want.Logprobs) {

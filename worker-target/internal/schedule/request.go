@@ -51,14 +51,14 @@ type view struct {
 }
 
 // For returns the engine for the steps of one request, which arrives now.
-func (e *Engine) For(r Request) engine.Engine {
+func (e *Engine) For(r Request) engine.Target {
 	return &view{Engine: e, request: request{Request: r, arrived: time.Now()}}
 }
 
 // Base returns the engine that all requests share.
-func (v *view) Base() engine.Engine { return v.Engine }
+func (v *view) Base() engine.Target { return v.Engine }
 
-// Step implements engine.Engine. A piece that is refused for want of memory after some of its rows ran goes on with the
+// Step implements engine.Target. A piece that is refused for want of memory after some of its rows ran goes on with the
 // others when the same step is passed again.
 func (v *view) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
 	return v.submit(ctx, &v.request, step, result)

@@ -34,7 +34,7 @@ type Options struct {
 
 // Engine is an engine whose Steps may be called by many goroutines and are put together. Everything else goes through.
 type Engine struct {
-	engine.Engine
+	engine.Target
 	options Options
 	costs   Costs
 	rows    int // of a joint step, at most
@@ -88,10 +88,10 @@ type part struct {
 func (p *part) left() int { return len(p.step.Rows) - p.done }
 
 // New wraps an engine.
-func New(inner engine.Engine, o Options) *Engine {
+func New(inner engine.Target, o Options) *Engine {
 	info := inner.Info()
 	e := &Engine{
-		Engine: inner, options: o, costs: o.Costs, rows: info.MaxBatchRows, unit: promptUnit,
+		Target: inner, options: o, costs: o.Costs, rows: info.MaxBatchRows, unit: promptUnit,
 		streams: streams{}, keys: keys{all: map[uint64]float64{}}, arrived: make(chan struct{}, 1),
 		timer: time.NewTimer(time.Hour),
 		slack: leastSlack,
@@ -103,7 +103,7 @@ func New(inner engine.Engine, o Options) *Engine {
 	return e
 }
 
-// Step implements engine.Engine. result.BatchRows is the number of rows of all steps that ran together.
+// Step implements engine.Target. result.BatchRows is the number of rows of all steps that ran together.
 func (e *Engine) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
 	return e.submit(ctx, nil, step, result)
 }
@@ -186,7 +186,7 @@ func (e *Engine) leave(p *part) bool {
 // classOf says how a step may be composed.
 func (e *Engine) classOf(s *engine.Step) class {
 	switch {
-	case len(s.Rows) == 0 || len(s.HiddenIn) > 0 || size(s) > e.rows:
+	case len(s.Rows) == 0 || size(s) > e.rows:
 		return solo
 	case len(s.Groups) == 1 && s.Groups[0].Commit && (len(s.Rows) > 1 || s.Groups[0].Kind == engine.KindPrompt):
 		return piece
@@ -303,7 +303,7 @@ func (e *Engine) runCuts(cuts []cut) error {
 		if p.result.BatchRows, p.result.PromptRows = len(p.step.Rows), 0; p.class == piece {
 			p.result.PromptRows = len(p.step.Rows)
 		}
-		return e.Engine.Step(p.ctx, p.step, p.result)
+		return e.Target.Step(p.ctx, p.step, p.result)
 	}
 	// Whoever gives up does not take the others with him: the step is short.
 	ctx := cuts[0].p.ctx
@@ -312,7 +312,7 @@ func (e *Engine) runCuts(cuts []cut) error {
 	}
 	j := &e.joint
 	e.join(cuts)
-	if err := e.Engine.Step(ctx, j, &e.result); err != nil {
+	if err := e.Target.Step(ctx, j, &e.result); err != nil {
 		return err
 	}
 	out := newSplitter(&e.result, j)
@@ -330,12 +330,16 @@ func (e *Engine) runCuts(cuts []cut) error {
 // join puts cuts one after the other into one step.
 func (e *Engine) join(cuts []cut) {
 	j := &e.joint
-	*j = engine.Step{Groups: j.Groups[:0], Rows: j.Rows[:0], Masks: j.Masks[:0]}
+	*j = engine.Step{
+		Groups: j.Groups[:0], Rows: j.Rows[:0], Masks: j.Masks[:0], HiddenIn: j.HiddenIn[:0], Hidden: cuts[0].p.step.Hidden,
+	}
 	for _, c := range cuts {
 		from, step := len(j.Rows), c.p.step
 		j.Groups = append(j.Groups, step.Groups...)
 		j.Rows = append(j.Rows, step.Rows[c.from:c.from+c.n]...)
 		j.Features = max(j.Features, step.Features)
+		hidden := len(step.HiddenIn) / len(step.Rows)
+		j.HiddenIn = append(j.HiddenIn, step.HiddenIn[c.from*hidden:(c.from+c.n)*hidden]...)
 		if c.p.class == piece {
 			g := &j.Groups[len(j.Groups)-1]
 			g.Rows = c.n
@@ -370,10 +374,10 @@ func refused(err error) bool {
 	return false
 }
 
-// FreeSequence implements engine.Engine.
+// FreeSequence implements engine.Target.
 func (e *Engine) FreeSequence(ctx context.Context, s engine.Sequence) error {
 	e.mu.Lock()
 	delete(e.streams, s)
 	e.mu.Unlock()
-	return e.Engine.FreeSequence(ctx, s)
+	return e.Target.FreeSequence(ctx, s)
 }

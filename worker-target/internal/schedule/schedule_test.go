@@ -30,17 +30,17 @@ const (
 	widePieces = 256
 )
 
-func fake(t testing.TB, o enginefake.Options) engine.Engine {
+func fake(t testing.TB, o enginefake.Options) engine.Target {
 	t.Helper()
 	return fakeOf(t, o, batchRows)
 }
 
 // fakeOf is an engine of steps of at most rows rows.
-func fakeOf(t testing.TB, o enginefake.Options, rows int) engine.Engine {
+func fakeOf(t testing.TB, o enginefake.Options, rows int) engine.Target {
 	t.Helper()
 	o.Vocab, o.PromptRows, o.Context = vocab, promptRows, 1<<15
-	e, err := enginefake.New(o).Open(t.Context(), engine.OpenOptions{
-		Role: engine.RoleTarget, ModelPath: "m", MaxSequences: 40, MaxContext: 1 << 15, MaxTreeRows: treeRows,
+	e, err := enginefake.New(o).OpenTarget(t.Context(), engine.OpenOptions{
+		ModelPath: "m", MaxSequences: 40, MaxContext: 1 << 15, MaxTreeRows: treeRows,
 		MaxBatchRows: rows, MaxTopK: 8,
 	}, nil)
 	if err != nil {
@@ -64,11 +64,11 @@ func (cost) ObservePrompt(_, _ int, _ bool, _ time.Duration) {}
 var free cost = func(int) time.Duration { return 0 } // not known: everything that fits is joined
 
 // with wraps an engine whose steps cost so much.
-func with(e engine.Engine, c cost) *Engine { return New(e, Options{Costs: c}) }
+func with(e engine.Target, c cost) *Engine { return New(e, Options{Costs: c}) }
 
 // course is a decode loop with a random course that depends on its seed and on the engine's answers alone.
 type course struct {
-	e      engine.Engine
+	e      engine.Target
 	random *rand.Rand
 	seq    engine.Sequence
 	length int
@@ -419,7 +419,7 @@ func queued(t *testing.T, e *Engine, steps ...*engine.Step) []*part {
 }
 
 // newStep is a step of rows at the beginning of a new sequence, all of them children of its tip.
-func newStep(t *testing.T, e engine.Engine, rows int) *engine.Step {
+func newStep(t *testing.T, e engine.Target, rows int) *engine.Step {
 	t.Helper()
 	q, err := e.NewSequence(t.Context())
 	if err != nil {
@@ -505,7 +505,7 @@ func TestStepAllocations(t *testing.T) {
 	if racetest.Enabled {
 		t.Skip("the race detector allocates")
 	}
-	e := with(&nothing{Engine: fake(t, enginefake.Options{})}, free)
+	e := with(&nothing{Target: fake(t, enginefake.Options{})}, free)
 	steps := []*engine.Step{newStep(t, e, 3), newStep(t, e, 2)}
 	var cuts []cut
 	for _, step := range steps {
@@ -522,6 +522,6 @@ func TestStepAllocations(t *testing.T) {
 }
 
 // nothing is an engine whose steps compute nothing.
-type nothing struct{ engine.Engine }
+type nothing struct{ engine.Target }
 
 func (*nothing) Step(context.Context, *engine.Step, *engine.StepResult) error { return nil }

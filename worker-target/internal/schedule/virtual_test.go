@@ -38,13 +38,13 @@ func (exact) ObservePrompt(int, int, bool, time.Duration) {}
 
 // watched is an engine whose steps are looked at.
 type watched struct {
-	engine.Engine
+	engine.Target
 	look func(*engine.Step)
 }
 
 func (w *watched) Step(ctx context.Context, s *engine.Step, r *engine.StepResult) error {
 	w.look(s)
-	return w.Engine.Step(ctx, s, r)
+	return w.Target.Step(ctx, s, r)
 }
 
 // paced is an engine of virtual time whose steps are looked at.
@@ -59,7 +59,7 @@ func paced(t *testing.T, o Options, look func(*engine.Step)) *Engine {
 }
 
 // newCourse is a request of many pieces and rounds.
-func newCourse(e engine.Engine, seed uint64) *course {
+func newCourse(e engine.Target, seed uint64) *course {
 	return &course{
 		e: e, random: rand.New(rand.NewPCG(11, seed)), piece: widePieces, pause: 4 * time.Millisecond,
 		prompt: func(r *rand.Rand) int { return 1 + r.IntN([]int{30, 300, 1500}[r.IntN(3)]) },
@@ -122,7 +122,7 @@ func TestCutsAlike(t *testing.T) {
 
 // decodeRows decodes plain rows until ctx ends, and calls each with the time since the row before.
 func decodeRows(
-	ctx context.Context, t *testing.T, e engine.Engine, pause func() time.Duration, each func(gap time.Duration),
+	ctx context.Context, t *testing.T, e engine.Target, pause func() time.Duration, each func(gap time.Duration),
 ) {
 	seq, err := e.NewSequence(ctx)
 	if err != nil {
@@ -154,12 +154,12 @@ func decodeRows(
 }
 
 // readPrompt reads a prompt in pieces of at most widePieces rows.
-func readPrompt(ctx context.Context, e engine.Engine, rows int) error {
+func readPrompt(ctx context.Context, e engine.Target, rows int) error {
 	return readPieces(ctx, e, rows, func(int) {})
 }
 
 // readPieces is readPrompt; each is called after every piece.
-func readPieces(ctx context.Context, e engine.Engine, rows int, each func(rows int)) error {
+func readPieces(ctx context.Context, e engine.Target, rows int, each func(rows int)) error {
 	seq, err := e.NewSequence(ctx)
 	if err != nil {
 		return err

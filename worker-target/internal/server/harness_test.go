@@ -37,7 +37,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type rig struct {
 	t       testing.TB
 	opener  *enginefake.Opener
-	keeper  *workernode.Keeper
+	keeper  *workernode.Keeper[engine.Target]
 	manager *drafts.Manager
 	model   *auto.Model
 	// prefixes is used by all requests, so that every test here is one of the cache, too.
@@ -78,7 +78,7 @@ func newRig(t testing.TB, o rigOptions) *rig {
 	if o.slots == 0 {
 		o.slots = 4
 	}
-	o.open.Role, o.open.ModelPath = engine.RoleTarget, "target"
+	o.open.ModelPath = "target"
 	o.open.MaxSequences = o.slots
 	o.open.KVTypeK, o.open.KVTypeV = engine.KVDefault, engine.KVDefault
 	r := &rig{t: t, opener: enginefake.New(o.target), model: auto.New()}
@@ -108,9 +108,9 @@ func newRig(t testing.TB, o rigOptions) *rig {
 	if o.wrap != nil {
 		opener = o.wrap(opener)
 	}
-	r.keeper = workernode.NewKeeper(workernode.KeeperConfig{
-		Opener: opener, Options: o.open, Log: log, Guard: o.guard,
-		OnOpen: func(ctx context.Context, e engine.Engine) error { return r.manager.Restore(ctx, e) },
+	r.keeper = workernode.NewTargetKeeper(workernode.KeeperConfig[engine.Target]{
+		Open: opener.OpenTarget, Options: o.open, Log: log, Guard: o.guard,
+		OnOpen: func(ctx context.Context, e engine.Target) error { return r.manager.Restore(ctx, e) },
 	})
 	group.Go(func() { _ = r.keeper.Run(ctx) })
 	if _, err := r.keeper.Wait(ctx); err != nil {

@@ -24,7 +24,7 @@ import (
 // direct runs requests on a slot of its own, without a server, with drafts by address.
 type direct struct {
 	manager *drafts.Manager
-	engine  engine.Engine
+	engine  engine.Target
 	model   *auto.Model
 	slot    *decode.Slot
 }
@@ -32,8 +32,8 @@ type direct struct {
 func newDirect(t *testing.T, ctx context.Context, group *sync.WaitGroup, o enginefake.Options,
 	named map[string]*drafttest.Draft) *direct {
 	t.Helper()
-	engine, err := enginefake.New(o).Open(ctx, engine.OpenOptions{
-		Role: engine.RoleTarget, ModelPath: "target", MaxSequences: 4, KVTypeK: engine.KVDefault, KVTypeV: engine.KVDefault,
+	engine, err := enginefake.New(o).OpenTarget(ctx, engine.OpenOptions{
+		ModelPath: "target", MaxSequences: 4, KVTypeK: engine.KVDefault, KVTypeV: engine.KVDefault,
 	}, nil)
 	if err != nil {
 		t.Fatal(err)

@@ -26,9 +26,9 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Engines yields the engine; *workernode.Keeper implements it.
+// Engines yields the engine; *workernode.Keeper[engine.Target] implements it.
 type Engines interface {
-	Engine() (engine.Engine, error)
+	Engine() (engine.Target, error)
 	Report(engine engine.Engine, err error)
 }
 
@@ -59,7 +59,7 @@ type Server struct {
 	mu       sync.Mutex
 	counters counters
 	held     bool          // the last heartbeat found the draft held back
-	engine   engine.Engine // the one that schedule was made for
+	engine   engine.Target // the one that schedule was made for
 	schedule *schedule.Engine
 }
 
@@ -91,7 +91,7 @@ func New(workerID string, slots int, cfg decode.Config, deps Deps) *Server {
 
 // scheduled returns the engine as the slot of a request uses it: with the steps of all requests composed, where that
 // gains anything.
-func (s *Server) scheduled(engine engine.Engine, m *tandemv1.DecodeRequest) engine.Engine {
+func (s *Server) scheduled(engine engine.Target, m *tandemv1.DecodeRequest) engine.Target {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.engine != engine {

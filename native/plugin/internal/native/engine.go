@@ -15,6 +15,14 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
+// sequences, target, draft and scorer are open handles of the roles.
+type (
+	sequences struct{ *nativeEngine }
+	target    struct{ sequences }
+	draft     struct{ sequences }
+	scorer    struct{ *nativeEngine }
+)
+
 // nativeEngine is one open handle.
 //
 // Lock order: turn before life. Calls that submit hold turn and read-lock life; statistics read-lock life only; Close takes
@@ -41,7 +49,8 @@ type nativeEngine struct {
 	// Guarded by turn.
 	calls  uint64
 	step   cStep
-	groups []cGroup // of step
+	groups []cGroup       // of step
+	pieces []cFeatureRows // of an append
 	out    outInt
 }
 
@@ -174,7 +183,7 @@ func (e *nativeEngine) refresh() error {
 		FeatureRaw: int(c.FeatureRaw), FeatureFused: int(c.FeatureFused), Recurrent: c.Recurrent != 0,
 		KVBytesPerToken: c.KVBytesPerToken, StateBytesPerSequence: c.StateBytesPerSequence,
 		Numerics: text(c.Numerics[:]), PromptRows: int(c.PromptRows),
-		KVPositions: int(c.KVPositions), KVPage: int(c.KVPage),
+		KVPositions: int(c.KVPositions), KVPage: int(c.KVPage), FuseRaw: int(c.FuseRaw),
 	}
 	n := max(0, min(int(c.Captures), len(c.CaptureLayers)))
 	i.CaptureLayers = slices.Clone(c.CaptureLayers[:n])
@@ -236,13 +245,13 @@ func (e *nativeEngine) list(fn uintptr) ([]engine.Stat, error) {
 	}
 }
 
-// NewSequence implements engine.Engine.
-func (e *nativeEngine) NewSequence(ctx context.Context) (engine.Sequence, error) {
+// NewSequence implements engine.Sequences.
+func (e *sequences) NewSequence(ctx context.Context) (engine.Sequence, error) {
 	return e.create(ctx, e.lib.sym.sequenceCreate)
 }
 
-// Fork implements engine.Engine.
-func (e *nativeEngine) Fork(ctx context.Context, s engine.Sequence) (engine.Sequence, error) {
+// Fork implements engine.Sequences.
+func (e *sequences) Fork(ctx context.Context, s engine.Sequence) (engine.Sequence, error) {
 	return e.create(ctx, e.lib.sym.sequenceFork, uintptr(uint32(s)))
 }
 
@@ -286,13 +295,13 @@ func (e *nativeEngine) free(ctx context.Context, fn uintptr, handle int32, strik
 	return err
 }
 
-// FreeSequence implements engine.Engine.
-func (e *nativeEngine) FreeSequence(ctx context.Context, s engine.Sequence) error {
+// FreeSequence implements engine.Sequences.
+func (e *sequences) FreeSequence(ctx context.Context, s engine.Sequence) error {
 	return e.free(ctx, e.lib.sym.sequenceFree, int32(s), func() { e.handles.DropSequence(s) })
 }
 
-// SequenceLength implements engine.Engine.
-func (e *nativeEngine) SequenceLength(ctx context.Context, s engine.Sequence) (int, error) {
+// SequenceLength implements engine.Sequences.
+func (e *sequences) SequenceLength(ctx context.Context, s engine.Sequence) (int, error) {
 	if err := e.enter(ctx); err != nil {
 		return 0, err
 	}
@@ -304,16 +313,16 @@ func (e *nativeEngine) SequenceLength(ctx context.Context, s engine.Sequence) (i
 	return int(e.out.i32), nil
 }
 
-// Truncate implements engine.Engine.
-func (e *nativeEngine) Truncate(ctx context.Context, s engine.Sequence, length int) error {
+// Truncate implements engine.Sequences.
+func (e *sequences) Truncate(ctx context.Context, s engine.Sequence, length int) error {
 	if int(int32(length)) != length {
 		return rpcerr.InvalidArgument("length", "%d is out of range", length)
 	}
 	return e.call(ctx, e.lib.sym.sequenceTruncate, int32(s), int32(length))
 }
 
-// SetSampler implements engine.Engine.
-func (e *nativeEngine) SetSampler(ctx context.Context, s engine.Sequence, p engine.Sampler) error {
+// SetSampler implements engine.Target.
+func (e *target) SetSampler(ctx context.Context, s engine.Sequence, p engine.Sampler) error {
 	if len(p.BiasTokens) != len(p.BiasValues) {
 		return rpcerr.InvalidArgument("bias_values", "has %d values for %d tokens", len(p.BiasValues), len(p.BiasTokens))
 	}
@@ -339,8 +348,8 @@ func samplerToC(p *engine.Sampler) *cSampler {
 	}
 }
 
-// NewSnapshot implements engine.Engine.
-func (e *nativeEngine) NewSnapshot(ctx context.Context, s engine.Sequence) (engine.Snapshot, error) {
+// NewSnapshot implements engine.Sequences.
+func (e *sequences) NewSnapshot(ctx context.Context, s engine.Sequence) (engine.Snapshot, error) {
 	if err := e.enter(ctx); err != nil {
 		return 0, err
 	}
@@ -354,23 +363,23 @@ func (e *nativeEngine) NewSnapshot(ctx context.Context, s engine.Sequence) (engi
 	return p, nil
 }
 
-// RestoreSnapshot implements engine.Engine.
-func (e *nativeEngine) RestoreSnapshot(ctx context.Context, p engine.Snapshot, s engine.Sequence) error {
+// RestoreSnapshot implements engine.Sequences.
+func (e *sequences) RestoreSnapshot(ctx context.Context, p engine.Snapshot, s engine.Sequence) error {
 	return e.call(ctx, e.lib.sym.snapshotRestore, int32(p), int32(s))
 }
 
-// DemoteSnapshot implements engine.Engine.
-func (e *nativeEngine) DemoteSnapshot(ctx context.Context, p engine.Snapshot) error {
+// DemoteSnapshot implements engine.Sequences.
+func (e *sequences) DemoteSnapshot(ctx context.Context, p engine.Snapshot) error {
 	return e.call(ctx, e.lib.sym.snapshotDemote, int32(p), 0)
 }
 
-// FreeSnapshot implements engine.Engine.
-func (e *nativeEngine) FreeSnapshot(ctx context.Context, p engine.Snapshot) error {
+// FreeSnapshot implements engine.Sequences.
+func (e *sequences) FreeSnapshot(ctx context.Context, p engine.Snapshot) error {
 	return e.free(ctx, e.lib.sym.snapshotFree, int32(p), func() { e.handles.DropSnapshot(p) })
 }
 
-// Export implements engine.Engine.
-func (e *nativeEngine) Export(ctx context.Context, s engine.Sequence) ([]byte, error) {
+// Export implements engine.Sequences.
+func (e *sequences) Export(ctx context.Context, s engine.Sequence) ([]byte, error) {
 	if err := e.enter(ctx); err != nil {
 		return nil, err
 	}
@@ -388,8 +397,8 @@ func (e *nativeEngine) Export(ctx context.Context, s engine.Sequence) ([]byte, e
 	return state, nil
 }
 
-// Import implements engine.Engine.
-func (e *nativeEngine) Import(ctx context.Context, s engine.Sequence, state []byte) error {
+// Import implements engine.Sequences.
+func (e *sequences) Import(ctx context.Context, s engine.Sequence, state []byte) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}

@@ -5,7 +5,7 @@ import "unsafe"
 // Structs of native/include/tandem/engine.h, laid out by hand. The tags are the C names; TestLayout compares sizes and
 // offsets with those of a C compiler. Pointers are unsafe.Pointer, so that the collector sees what they point to.
 
-const abiVersion = 2
+const abiVersion = 3
 
 type cOpenOptions struct {
 	StructSize     uint32         `c:"struct_size"`
@@ -63,6 +63,7 @@ type cInfo struct {
 	PromptRows            int32     `c:"prompt_rows"`
 	KVPositions           int32     `c:"kv_positions"`
 	KVPage                int32     `c:"kv_page"`
+	FuseRaw               int32     `c:"fuse_raw"`
 }
 
 // cRow has the layout of engine.Row, which is handed over as it is.
@@ -111,8 +112,6 @@ type cStep struct {
 	TopStride       int32          `c:"top_stride"`
 }
 
-const hiddenF32 = 0 // TND_HIDDEN_F32
-
 type cSampler struct {
 	StructSize        uint32         `c:"struct_size"`
 	TopK              int32          `c:"top_k"`
@@ -129,6 +128,22 @@ type cSampler struct {
 	Biases            int32          `c:"n_bias"`
 	BiasTokens        unsafe.Pointer `c:"bias_tokens"`
 	BiasValues        unsafe.Pointer `c:"bias_values"`
+}
+
+type cFeatureRows struct {
+	Sequence int32          `c:"sequence"`
+	Position int32          `c:"position"`
+	Rows     int32          `c:"n_rows"`
+	Encoding int32          `c:"encoding"`
+	Features unsafe.Pointer `c:"features"`
+}
+
+type cScorePrompt struct {
+	IDs       unsafe.Pointer `c:"ids"`
+	QueryRows unsafe.Pointer `c:"query_rows"`
+	Scores    unsafe.Pointer `c:"scores"`
+	Tokens    int32          `c:"n"`
+	Queries   int32          `c:"n_query"`
 }
 
 // cDraftRequest has the layout of engine.DraftRequest, which is handed over as it is.

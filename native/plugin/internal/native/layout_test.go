@@ -21,6 +21,8 @@ var structs = map[string]reflect.Type{
 	"tnd_group":           reflect.TypeFor[cGroup](),
 	"tnd_step":            reflect.TypeFor[cStep](),
 	"tnd_sampler":         reflect.TypeFor[cSampler](),
+	"tnd_score_prompt":    reflect.TypeFor[cScorePrompt](),
+	"tnd_feature_rows":    reflect.TypeFor[cFeatureRows](),
 	"tnd_draft_request":   reflect.TypeFor[cDraftRequest](),
 	"tnd_snapshot_layout": reflect.TypeFor[cLayout](),
 	"tnd_stat":            reflect.TypeFor[cStat](),
@@ -38,8 +40,9 @@ func TestLayout(t *testing.T) {
 	fmt.Fprintf(&want, "abi %d\n", abiVersion)
 	source.WriteString("  printf(\"keep %u %d\\n\", TND_WANT_KEEP, TND_KEPT_ROWS);\n")
 	fmt.Fprintf(&want, "keep %d %d\n", engine.WantKeep, engine.KeptRows)
-	source.WriteString("  printf(\"group %u %u %u %d\\n\", TND_GROUP_DECODE, TND_GROUP_PROMPT, TND_GROUP_COMMIT, TND_HIDDEN_F32);\n")
-	fmt.Fprintf(&want, "group %d %d %d %d\n", engine.KindDecode, engine.KindPrompt, groupCommit, hiddenF32)
+	source.WriteString("  printf(\"group %u %u %u %d %d\\n\", TND_GROUP_DECODE, TND_GROUP_PROMPT, TND_GROUP_COMMIT, TND_HIDDEN_F32, TND_HIDDEN_BF16);\n")
+	fmt.Fprintf(&want, "group %d %d %d %d %d\n", engine.KindDecode, engine.KindPrompt, groupCommit, engine.HiddenF32,
+		engine.HiddenBF16)
 	for name, typ := range structs {
 		fmt.Fprintf(&source, "  printf(\"%s %%zu\\n\", sizeof(%s));\n", name, name)
 		fmt.Fprintf(&want, "%s %d\n", name, typ.Size())

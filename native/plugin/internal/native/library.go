@@ -25,14 +25,14 @@ type LogFunc func(level int, text string)
 
 // symbols of the library; the names of the fields are those of the header without tnd_.
 type symbols struct {
-	abiVersion, open, close, lastError, getInfo, memory, stats, cancel    uintptr
-	sequenceCreate, sequenceFree, sequenceLength, sequenceTruncate        uintptr
-	sequenceFork, sequenceSampler                                         uintptr
-	snapshotCreate, snapshotRestore, snapshotDemote, snapshotFree         uintptr
-	snapshotDescribe, snapshotRead                                        uintptr
-	snapshotBegin, snapshotWrite, snapshotFinish                          uintptr
-	sequenceExportSize, sequenceExport, sequenceImport                    uintptr
-	stepRun, captureSet, fuseLoad, draftAppend, draftPropose, scoreTarget uintptr
+	abiVersion, open, close, lastError, getInfo, memory, stats, cancel          uintptr
+	sequenceCreate, sequenceFree, sequenceLength, sequenceTruncate              uintptr
+	sequenceFork, sequenceSampler                                               uintptr
+	snapshotCreate, snapshotRestore, snapshotDemote, snapshotFree               uintptr
+	snapshotDescribe, snapshotRead                                              uintptr
+	snapshotBegin, snapshotWrite, snapshotFinish                                uintptr
+	sequenceExportSize, sequenceExport, sequenceImport                          uintptr
+	stepRun, captureSet, fuseLoad, fuse, draftAppend, draftPropose, scoreTarget uintptr
 }
 
 func (s *symbols) table() map[string]*uintptr {
@@ -52,7 +52,7 @@ func (s *symbols) table() map[string]*uintptr {
 		"tnd_snapshot_finish":      &s.snapshotFinish,
 		"tnd_sequence_export_size": &s.sequenceExportSize, "tnd_sequence_export": &s.sequenceExport,
 		"tnd_sequence_import": &s.sequenceImport, "tnd_step_run": &s.stepRun,
-		"tnd_capture_set": &s.captureSet, "tnd_fuse_load": &s.fuseLoad,
+		"tnd_capture_set": &s.captureSet, "tnd_fuse_load": &s.fuseLoad, "tnd_fuse": &s.fuse,
 		"tnd_draft_append": &s.draftAppend, "tnd_draft_propose": &s.draftPropose, "tnd_score": &s.scoreTarget,
 	}
 }
@@ -131,8 +131,35 @@ var (
 // errorBytes is room for the text of a failed tnd_open.
 const errorBytes = 4 << 10
 
-// Open implements engine.Opener. Loading cannot be interrupted: when ctx ends meanwhile, the engine is closed again.
-func (l *Library) Open(ctx context.Context, o engine.OpenOptions, progress engine.Progress) (engine.Engine, error) {
+// OpenTarget implements engine.Opener, as do the methods below. Loading cannot be interrupted: when ctx ends meanwhile, the
+// engine is closed again.
+func (l *Library) OpenTarget(ctx context.Context, o engine.OpenOptions, p engine.Progress) (engine.Target, error) {
+	e, err := l.open(ctx, engine.RoleTarget, o, p)
+	if err != nil {
+		return nil, err
+	}
+	return &target{sequences{e}}, nil
+}
+
+// OpenDraft opens a draft.
+func (l *Library) OpenDraft(ctx context.Context, o engine.OpenOptions, p engine.Progress) (engine.Draft, error) {
+	e, err := l.open(ctx, engine.RoleDraft, o, p)
+	if err != nil {
+		return nil, err
+	}
+	return &draft{sequences{e}}, nil
+}
+
+// OpenScorer opens a scorer.
+func (l *Library) OpenScorer(ctx context.Context, o engine.OpenOptions, p engine.Progress) (engine.Scorer, error) {
+	e, err := l.open(ctx, engine.RoleScore, o, p)
+	if err != nil {
+		return nil, err
+	}
+	return &scorer{e}, nil
+}
+
+func (l *Library) open(ctx context.Context, role engine.Role, o engine.OpenOptions, progress engine.Progress) (*nativeEngine, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, rpcerr.From(err)
 	}
@@ -149,7 +176,7 @@ func (l *Library) Open(ctx context.Context, o engine.OpenOptions, progress engin
 	hookTable.Store(key, &hooks{log: l.log, progress: progress})
 	logCallback, progressCallback := callbacks()
 	c := &cOpenOptions{
-		StructSize: uint32(unsafe.Sizeof(cOpenOptions{})), Role: uint32(o.Role),
+		StructSize: uint32(unsafe.Sizeof(cOpenOptions{})), Role: uint32(role),
 		ModelPath: cString(o.ModelPath), TablesPath: cString(o.TablesPath), Device: cString(o.Device),
 		MemoryCapBytes: o.MemoryCapBytes, Threads: int32(o.Threads), MaxSequences: int32(o.MaxSequences),
 		MaxContext: int32(o.MaxContext), MaxTreeRows: int32(o.MaxTreeRows), MaxBatchRows: int32(o.MaxBatchRows),

@@ -25,7 +25,7 @@ type cLayout struct {
 }
 
 // DescribeSnapshot implements engine.SnapshotParts, as do the methods below.
-func (e *nativeEngine) DescribeSnapshot(ctx context.Context, p engine.Snapshot) (engine.SnapshotLayout, error) {
+func (e *target) DescribeSnapshot(ctx context.Context, p engine.Snapshot) (engine.SnapshotLayout, error) {
 	if err := e.enter(ctx); err != nil {
 		return engine.SnapshotLayout{}, err
 	}
@@ -42,7 +42,7 @@ func (e *nativeEngine) DescribeSnapshot(ctx context.Context, p engine.Snapshot) 
 }
 
 // ReadSnapshot copies bytes out.
-func (e *nativeEngine) ReadSnapshot(
+func (e *target) ReadSnapshot(
 	ctx context.Context, p engine.Snapshot, at engine.Part, data []byte,
 ) (uint32, error) {
 	if len(data) == 0 {
@@ -63,7 +63,7 @@ func (e *nativeEngine) ReadSnapshot(
 }
 
 // BeginSnapshot makes a snapshot to be written.
-func (e *nativeEngine) BeginSnapshot(
+func (e *target) BeginSnapshot(
 	ctx context.Context, l engine.SnapshotLayout, base engine.Snapshot, shared int,
 ) (engine.Snapshot, error) {
 	for name, v := range map[string]int{"length": l.Length, "pages": l.Pages, "shared_pages": shared} {
@@ -91,7 +91,7 @@ func (e *nativeEngine) BeginSnapshot(
 }
 
 // WriteSnapshot copies bytes in.
-func (e *nativeEngine) WriteSnapshot(
+func (e *target) WriteSnapshot(
 	ctx context.Context, p engine.Snapshot, at engine.Part, data []byte, crc uint32,
 ) error {
 	if len(data) == 0 {
@@ -108,6 +108,6 @@ func (e *nativeEngine) WriteSnapshot(
 }
 
 // FinishSnapshot ends the writing.
-func (e *nativeEngine) FinishSnapshot(ctx context.Context, p engine.Snapshot) error {
+func (e *target) FinishSnapshot(ctx context.Context, p engine.Snapshot) error {
 	return e.call(ctx, e.lib.sym.snapshotFinish, int32(p), 0)
 }

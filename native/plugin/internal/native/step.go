@@ -23,8 +23,8 @@ func room[T any](s []T, n int) []T {
 	return s
 }
 
-// Step implements engine.Engine.
-func (e *nativeEngine) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
+// Step implements engine.Target.
+func (e *target) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ type wanted struct{ tokens, tops, logits, features, scores, stride int }
 
 // prepare sizes the outputs and fills e.step. What the library can see it checks itself; here is what buffers are sized
 // by.
-func (e *nativeEngine) prepare(step *engine.Step, result *engine.StepResult) error {
+func (e *target) prepare(step *engine.Step, result *engine.StepResult) error {
 	i := &e.info // only calls that hold the turn change it
 	n := len(step.Rows)
 	words := (i.Vocab + 31) / 32
@@ -58,8 +58,12 @@ func (e *nativeEngine) prepare(step *engine.Step, result *engine.StepResult) err
 	if i.LayerFirst == 0 && len(step.HiddenIn) > 0 {
 		return rpcerr.InvalidArgument("hidden_in", "an engine that starts at layer 0 takes tokens")
 	}
-	if i.LayerFirst > 0 && len(step.HiddenIn) != n*i.Hidden {
-		return rpcerr.InvalidArgument("hidden_in", "must have %d values, got %d", n*i.Hidden, len(step.HiddenIn))
+	width := i.Hidden * step.Hidden.Bytes()
+	if width == 0 {
+		return rpcerr.InvalidArgument("hidden_encoding", "unknown encoding %d", step.Hidden)
+	}
+	if i.LayerFirst > 0 && len(step.HiddenIn) != n*width {
+		return rpcerr.InvalidArgument("hidden_in", "must have %d bytes, got %d", n*width, len(step.HiddenIn))
 	}
 	w := count(step.Rows, i.MaxTopK)
 	kept, err := e.setGroups(step)
@@ -70,11 +74,11 @@ func (e *nativeEngine) prepare(step *engine.Step, result *engine.StepResult) err
 	if w.features > 0 && step.Features != engine.FeatureNone && featureBytes(i, step.Features) == 0 {
 		return rpcerr.FailedPrecondition("feature_encoding: %d needs captured layers, or a loaded fuse when it is fused", step.Features)
 	}
-	w.set(i, n, step.Features, result)
+	w.set(i, n, step, result)
 	e.step = cStep{
 		StructSize: uint32(unsafe.Sizeof(cStep{})), Groups: int32(len(step.Groups)), Rows: int32(n), Masks: int32(step.NMasks),
 		GroupData: pointer(e.groups), RowData: pointer(step.Rows), MaskData: pointer(step.Masks),
-		HiddenIn: pointer(step.HiddenIn), HiddenOut: pointer(result.HiddenOut), HiddenEncoding: hiddenF32,
+		HiddenIn: pointer(step.HiddenIn), HiddenOut: pointer(result.HiddenOut), HiddenEncoding: int32(step.Hidden),
 		Tokens: pointer(result.Tokens), Logprobs: pointer(result.Logprobs), Scores: pointer(result.Scores),
 		TopIDs: pointer(result.TopIDs), TopLogprobs: pointer(result.TopLogprobs), TopStride: int32(w.stride),
 		FeatureEncoding: int32(step.Features), Logits: pointer(result.Logits), Features: pointer(result.Features),
@@ -83,7 +87,7 @@ func (e *nativeEngine) prepare(step *engine.Step, result *engine.StepResult) err
 }
 
 // setGroups fills e.groups and counts the kept features that they read.
-func (e *nativeEngine) setGroups(step *engine.Step) (kept int, err error) {
+func (e *target) setGroups(step *engine.Step) (kept int, err error) {
 	most := e.info.MaxBatchRows
 	e.groups = room(e.groups, len(step.Groups))
 	for i := range step.Groups {
@@ -135,7 +139,7 @@ func count(rows []engine.Row, maxTopK int) (w wanted) {
 }
 
 // set sizes the arrays of a result.
-func (w *wanted) set(i *engine.Info, n int, encoding engine.FeatureEncoding, r *engine.StepResult) {
+func (w *wanted) set(i *engine.Info, n int, step *engine.Step, r *engine.StepResult) {
 	rowsIf := func(some int) int {
 		if some > 0 {
 			return n
@@ -149,10 +153,10 @@ func (w *wanted) set(i *engine.Info, n int, encoding engine.FeatureEncoding, r *
 	r.TopIDs = room(r.TopIDs, n*w.stride)
 	r.TopLogprobs = room(r.TopLogprobs, n*w.stride)
 	r.Logits = room(r.Logits, w.logits*i.Vocab)
-	r.Features = room(r.Features, w.features*featureBytes(i, encoding))
+	r.Features = room(r.Features, w.features*featureBytes(i, step.Features))
 	hidden := 0
 	if i.LayerLast < i.Layers {
-		hidden = n * i.Hidden
+		hidden = n * i.Hidden * step.Hidden.Bytes()
 	}
 	r.HiddenOut = room(r.HiddenOut, hidden)
 }
@@ -172,8 +176,8 @@ func featureBytes(i *engine.Info, encoding engine.FeatureEncoding) int {
 	return 0
 }
 
-// SetCapture implements engine.Engine.
-func (e *nativeEngine) SetCapture(ctx context.Context, layers []int32) error {
+// SetCapture implements engine.Target.
+func (e *target) SetCapture(ctx context.Context, layers []int32) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
@@ -186,8 +190,8 @@ func (e *nativeEngine) SetCapture(ctx context.Context, layers []int32) error {
 	return e.refresh()
 }
 
-// LoadFuse implements engine.Engine.
-func (e *nativeEngine) LoadFuse(ctx context.Context, path string) error {
+// LoadFuse implements engine.Target.
+func (e *target) LoadFuse(ctx context.Context, path string) error {
 	if path == "" {
 		return rpcerr.InvalidArgument("path", "is empty")
 	}
@@ -204,26 +208,56 @@ func (e *nativeEngine) LoadFuse(ctx context.Context, path string) error {
 	return e.refresh()
 }
 
-// Propose implements engine.Engine: one tnd_draft_append per piece of features, then tnd_draft_propose.
-func (e *nativeEngine) Propose(ctx context.Context, features []engine.FeatureRows, requests []engine.DraftRequest, result *engine.DraftResult) error {
+// Fuse implements engine.Target.
+func (e *target) Fuse(ctx context.Context, raw engine.RawFeatures, encoding engine.FeatureEncoding) ([]byte, error) {
+	if err := e.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer e.leave()
+	i := &e.info
+	// The library cannot see how many bytes there are; without a fuse it refuses, whatever they are.
+	width := 2
+	if raw.Encoding == engine.FeatureRawF32 {
+		width = 4
+	}
+	if want := int(raw.Rows) * i.FuseRaw * width; raw.Rows > 0 && i.FuseRaw > 0 && len(raw.Data) != want {
+		return nil, rpcerr.InvalidArgument("raw", "%d rows need %d bytes, got %d", raw.Rows, want, len(raw.Data))
+	}
+	fused := make([]byte, max(min(int(raw.Rows), i.MaxBatchRows), 1)*max(featureBytes(i, encoding), 1))
+	if len(raw.Data) == 0 {
+		return nil, rpcerr.InvalidArgument("raw", "is empty")
+	}
+	r, _, _ := purego.SyscallN(e.lib.sym.fuse, e.handle, uintptr(uint32(raw.Rows)), uintptr(raw.Kind), uintptr(uint32(raw.Encoding)),
+		uintptr(pointer(raw.Data)), uintptr(uint32(encoding)), uintptr(pointer(fused)))
+	runtime.KeepAlive(raw.Data)
+	runtime.KeepAlive(fused)
+	if err := e.check(ctx, r); err != nil {
+		return nil, err
+	}
+	return fused, nil
+}
+
+// Propose implements engine.Draft: tnd_draft_append, then tnd_draft_propose.
+func (e *draft) Propose(ctx context.Context, features []engine.FeatureRows, requests []engine.DraftRequest, result *engine.DraftResult) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
 	defer e.leave()
 	i := &e.info
-	if i.Role != engine.RoleDraft {
-		return rpcerr.FailedPrecondition("role: only drafts propose")
-	}
 	start := time.Now()
+	e.pieces = room(e.pieces, len(features))
 	for k := range features {
 		f := &features[k]
 		// The library cannot see how many bytes there are.
 		if want := int(f.Rows) * featureBytes(i, f.Encoding); f.Rows > 0 && len(f.Data) != want && featureBytes(i, f.Encoding) > 0 {
-			return rpcerr.InvalidArgument("features", "%d rows need %d bytes, got %d", f.Rows, want, len(f.Data))
+			return rpcerr.InvalidArgument(fmt.Sprintf("pieces[%d].features", k), "%d rows need %d bytes, got %d", f.Rows, want, len(f.Data))
 		}
-		r, _, _ := purego.SyscallN(e.lib.sym.draftAppend, e.handle, uintptr(uint32(f.Sequence)), uintptr(uint32(f.Position)),
-			uintptr(uint32(f.Rows)), uintptr(uint32(f.Encoding)), uintptr(pointer(f.Data)))
-		runtime.KeepAlive(f.Data)
+		e.pieces[k] = cFeatureRows{int32(f.Sequence), f.Position, f.Rows, int32(f.Encoding), pointer(f.Data)}
+	}
+	if len(features) > 0 {
+		r, _, _ := purego.SyscallN(e.lib.sym.draftAppend, e.handle, uintptr(pointer(e.pieces)), uintptr(len(e.pieces)))
+		runtime.KeepAlive(features)
+		clear(e.pieces)
 		if err := e.check(ctx, r); err != nil {
 			return err
 		}
@@ -245,13 +279,10 @@ func (e *nativeEngine) Propose(ctx context.Context, features []engine.FeatureRow
 	return nil
 }
 
-// Score implements engine.Engine.
-func (e *nativeEngine) Score(ctx context.Context, ids []int32, queryRows []int32, rotated bool) ([]float32, error) {
-	if len(ids) == 0 {
-		if e.Info().Role != engine.RoleScore {
-			return nil, rpcerr.FailedPrecondition("role: only scorers score")
-		}
-		return nil, rpcerr.InvalidArgument("ids", "is empty")
+// Score implements engine.Scorer.
+func (e *scorer) Score(ctx context.Context, prompts []engine.Prompt, rotated bool, progress engine.Progress) ([][]float32, error) {
+	if len(prompts) == 0 {
+		return nil, rpcerr.InvalidArgument("prompts", "is empty")
 	}
 	if err := e.enter(ctx); err != nil {
 		return nil, err
@@ -261,11 +292,22 @@ func (e *nativeEngine) Score(ctx context.Context, ids []int32, queryRows []int32
 	if rotated {
 		flags = 1 // TND_SCORE_ROTATED
 	}
-	scores := make([]float32, len(ids))
-	r, _, _ := purego.SyscallN(e.lib.sym.scoreTarget, e.handle, uintptr(pointer(ids)), uintptr(len(ids)),
-		uintptr(pointer(queryRows)), uintptr(len(queryRows)), flags, uintptr(pointer(scores)))
-	runtime.KeepAlive(ids)
-	runtime.KeepAlive(queryRows)
+	list, scores := make([]cScorePrompt, len(prompts)), make([][]float32, len(prompts))
+	for i, p := range prompts {
+		scores[i] = make([]float32, len(p.IDs))
+		list[i] = cScorePrompt{
+			pointer(p.IDs), pointer(p.QueryRows), pointer(scores[i]), int32(len(p.IDs)), int32(len(p.QueryRows)),
+		}
+	}
+	callback, key := uintptr(0), uintptr(0)
+	if progress != nil {
+		_, callback = callbacks()
+		key = hookKeys.Add(1)
+		hookTable.Store(key, &hooks{progress: progress})
+		defer hookTable.Delete(key)
+	}
+	r, _, _ := purego.SyscallN(e.lib.sym.scoreTarget, e.handle, uintptr(pointer(list)), uintptr(len(list)), flags, callback, key)
+	runtime.KeepAlive(list)
 	if err := e.check(ctx, r); err != nil {
 		return nil, err
 	}

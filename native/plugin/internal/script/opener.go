@@ -19,8 +19,35 @@ type Opener struct {
 	Rules string
 }
 
-// Open implements engine.Opener.
-func (o Opener) Open(ctx context.Context, options engine.OpenOptions, progress engine.Progress) (engine.Engine, error) {
+// OpenTarget implements engine.Opener, as do the methods below.
+func (o Opener) OpenTarget(ctx context.Context, options engine.OpenOptions, p engine.Progress) (engine.Target, error) {
+	fake, err := o.fake(engine.RoleTarget, &options)
+	if err != nil {
+		return nil, err
+	}
+	return fake.OpenTarget(ctx, options, p)
+}
+
+// OpenDraft opens a draft.
+func (o Opener) OpenDraft(ctx context.Context, options engine.OpenOptions, p engine.Progress) (engine.Draft, error) {
+	fake, err := o.fake(engine.RoleDraft, &options)
+	if err != nil {
+		return nil, err
+	}
+	return fake.OpenDraft(ctx, options, p)
+}
+
+// OpenScorer opens a scorer.
+func (o Opener) OpenScorer(ctx context.Context, options engine.OpenOptions, p engine.Progress) (engine.Scorer, error) {
+	fake, err := o.fake(engine.RoleScore, &options)
+	if err != nil {
+		return nil, err
+	}
+	return fake.OpenScorer(ctx, options, p)
+}
+
+// fake returns the opener of a fake that has the shape of the model at options.ModelPath and follows the rules.
+func (o Opener) fake(role engine.Role, options *engine.OpenOptions) (*enginefake.Opener, error) {
 	var rules []Rule
 	if o.Rules != "" {
 		var err error
@@ -29,13 +56,13 @@ func (o Opener) Open(ctx context.Context, options engine.OpenOptions, progress e
 		}
 	}
 	fake := enginefake.Options{CheckFile: checkFile, FuseLayers: fuseLayers, Backend: "scripted"}
-	// What is wrong with the options themselves is said by the fake, before any file is looked at.
-	if options.Role >= engine.RoleTarget && options.Role <= engine.RoleScore && checkFile("model_path", options.ModelPath) == nil {
-		if err := shape(&fake, &options, rules); err != nil {
+	// A path of no file is refused by the fake, after the options themselves.
+	if checkFile("model_path", options.ModelPath) == nil {
+		if err := shape(&fake, role, options, rules); err != nil {
 			return nil, err
 		}
 	}
-	return enginefake.New(fake).Open(ctx, options, progress)
+	return enginefake.New(fake), nil
 }
 
 func checkFile(field, path string) error {
@@ -51,7 +78,7 @@ func checkFile(field, path string) error {
 }
 
 // shape takes the shapes of the model at options.ModelPath over.
-func shape(fake *enginefake.Options, options *engine.OpenOptions, rules []Rule) error {
+func shape(fake *enginefake.Options, role engine.Role, options *engine.OpenOptions, rules []Rule) error {
 	file, model, err := open("model_path", options.ModelPath)
 	if err != nil {
 		return err
@@ -63,7 +90,7 @@ func shape(fake *enginefake.Options, options *engine.OpenOptions, rules []Rule) 
 	for _, recurrent := range model.Recurrent {
 		fake.Truncatable = fake.Truncatable && !recurrent
 	}
-	switch options.Role {
+	switch role {
 	case engine.RoleScore:
 		return nil
 	case engine.RoleDraft:

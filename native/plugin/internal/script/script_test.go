@@ -185,36 +185,36 @@ func TestAllowed(t *testing.T) {
 // rig is a target and a draft with one sequence each.
 type rig struct {
 	*testing.T
-	tok           *tokenizer.Tokenizer
-	target, draft engine.Engine
-	q, dq         engine.Sequence
-	prompt        []int32
-	result        engine.StepResult
+	tok    *tokenizer.Tokenizer
+	target engine.Target
+	draft  engine.Draft
+	q, dq  engine.Sequence
+	prompt []int32
+	result engine.StepResult
 }
 
 func newRig(t *testing.T, rules, prompt string) *rig {
 	t.Helper()
 	r := &rig{T: t, tok: vocabulary(t)}
 	r.prompt = r.tok.Encode(prompt, tokenizer.Options{ParseSpecial: true})
-	open := func(role engine.Role, path, tables string) engine.Engine {
+	fake := func(role engine.Role, path, tables string) (*enginefake.Opener, engine.OpenOptions) {
 		options := engine.OpenOptions{
-			Role: role, ModelPath: path, TablesPath: tables, MaxSequences: 2, KVTypeK: engine.KVDefault, KVTypeV: engine.KVDefault,
+			ModelPath: path, TablesPath: tables, MaxSequences: 2, KVTypeK: engine.KVDefault, KVTypeV: engine.KVDefault,
 		}
 		fake := enginefake.Options{CheckFile: checkFile, FuseLayers: fuseLayers}
-		if err := shape(&fake, &options, parse(t, rules)); err != nil {
-			t.Fatal(err)
-		}
-		e, err := enginefake.New(fake).Open(t.Context(), options, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = e.Close() })
-		return e
+		r.ok(shape(&fake, role, &options, parse(t, rules)))
+		return enginefake.New(fake), options
 	}
-	r.target = open(engine.RoleTarget, files.Target, "")
-	r.draft = open(engine.RoleDraft, files.Draft, files.Tables)
-	r.ok(r.target.LoadFuse(t.Context(), files.Draft))
+	opener, options := fake(engine.RoleTarget, files.Target, "")
 	var err error
+	r.target, err = opener.OpenTarget(t.Context(), options, nil)
+	r.ok(err)
+	t.Cleanup(func() { _ = r.target.Close() })
+	opener, options = fake(engine.RoleDraft, files.Draft, files.Tables)
+	r.draft, err = opener.OpenDraft(t.Context(), options, nil)
+	r.ok(err)
+	t.Cleanup(func() { _ = r.draft.Close() })
+	r.ok(r.target.LoadFuse(t.Context(), files.Draft))
 	r.q, err = r.target.NewSequence(t.Context())
 	r.ok(err)
 	r.dq, err = r.draft.NewSequence(t.Context())

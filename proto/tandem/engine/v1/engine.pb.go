@@ -129,6 +129,59 @@ func (GroupKind) EnumDescriptor() ([]byte, []int) {
 	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{1}
 }
 
+// HiddenEncoding is the encoding of the residual streams that shards hand on.
+type HiddenEncoding int32
+
+const (
+	// Refused.
+	HiddenEncoding_HIDDEN_ENCODING_UNSPECIFIED HiddenEncoding = 0
+	// As they are.
+	HiddenEncoding_HIDDEN_ENCODING_F32 HiddenEncoding = 1
+	// Half the bytes, rounded to nearest even.
+	HiddenEncoding_HIDDEN_ENCODING_BF16 HiddenEncoding = 2
+)
+
+// Enum value maps for HiddenEncoding.
+var (
+	HiddenEncoding_name = map[int32]string{
+		0: "HIDDEN_ENCODING_UNSPECIFIED",
+		1: "HIDDEN_ENCODING_F32",
+		2: "HIDDEN_ENCODING_BF16",
+	}
+	HiddenEncoding_value = map[string]int32{
+		"HIDDEN_ENCODING_UNSPECIFIED": 0,
+		"HIDDEN_ENCODING_F32":         1,
+		"HIDDEN_ENCODING_BF16":        2,
+	}
+)
+
+func (x HiddenEncoding) Enum() *HiddenEncoding {
+	p := new(HiddenEncoding)
+	*p = x
+	return p
+}
+
+func (x HiddenEncoding) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (HiddenEncoding) Descriptor() protoreflect.EnumDescriptor {
+	return file_tandem_engine_v1_engine_proto_enumTypes[2].Descriptor()
+}
+
+func (HiddenEncoding) Type() protoreflect.EnumType {
+	return &file_tandem_engine_v1_engine_proto_enumTypes[2]
+}
+
+func (x HiddenEncoding) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use HiddenEncoding.Descriptor instead.
+func (HiddenEncoding) EnumDescriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{2}
+}
+
 // OpenRequest is tnd_open_options; zeros mean what they mean there.
 type OpenRequest struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -555,8 +608,10 @@ type Info struct {
 	// Steps of different sequences run at the same time: nothing is gained by joining them.
 	Concurrent bool `protobuf:"varint,28,opt,name=concurrent,proto3" json:"concurrent,omitempty"`
 	// Sequences of together so many positions find room; positions of a page.
-	KvPositions   int32 `protobuf:"varint,29,opt,name=kv_positions,json=kvPositions,proto3" json:"kv_positions,omitempty"`
-	KvPage        int32 `protobuf:"varint,30,opt,name=kv_page,json=kvPage,proto3" json:"kv_page,omitempty"`
+	KvPositions int32 `protobuf:"varint,29,opt,name=kv_positions,json=kvPositions,proto3" json:"kv_positions,omitempty"`
+	KvPage      int32 `protobuf:"varint,30,opt,name=kv_page,json=kvPage,proto3" json:"kv_page,omitempty"`
+	// Values of a raw row that Fuse takes; 0 without a loaded fc.
+	FuseRaw       int32 `protobuf:"varint,31,opt,name=fuse_raw,json=fuseRaw,proto3" json:"fuse_raw,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -797,6 +852,13 @@ func (x *Info) GetKvPositions() int32 {
 func (x *Info) GetKvPage() int32 {
 	if x != nil {
 		return x.KvPage
+	}
+	return 0
+}
+
+func (x *Info) GetFuseRaw() int32 {
+	if x != nil {
+		return x.FuseRaw
 	}
 	return 0
 }
@@ -3075,20 +3137,142 @@ func (x *LoadFuseResponse) GetInfo() *Info {
 	return nil
 }
 
+// FuseRequest is tnd_fuse.
+type FuseRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Rows  int32                  `protobuf:"varint,1,opt,name=rows,proto3" json:"rows,omitempty"`
+	// The contract of the rows.
+	Kind          GroupKind          `protobuf:"varint,2,opt,name=kind,proto3,enum=tandem.engine.v1.GroupKind" json:"kind,omitempty"`
+	RawEncoding   v1.FeatureEncoding `protobuf:"varint,3,opt,name=raw_encoding,json=rawEncoding,proto3,enum=tandem.v1.FeatureEncoding" json:"raw_encoding,omitempty"`
+	FusedEncoding v1.FeatureEncoding `protobuf:"varint,4,opt,name=fused_encoding,json=fusedEncoding,proto3,enum=tandem.v1.FeatureEncoding" json:"fused_encoding,omitempty"`
+	// [rows, fuse_raw], layers ascending, little-endian.
+	Raw           []byte `protobuf:"bytes,15,opt,name=raw,proto3" json:"raw,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FuseRequest) Reset() {
+	*x = FuseRequest{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FuseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FuseRequest) ProtoMessage() {}
+
+func (x *FuseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FuseRequest.ProtoReflect.Descriptor instead.
+func (*FuseRequest) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *FuseRequest) GetRows() int32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *FuseRequest) GetKind() GroupKind {
+	if x != nil {
+		return x.Kind
+	}
+	return GroupKind_GROUP_KIND_UNSPECIFIED
+}
+
+func (x *FuseRequest) GetRawEncoding() v1.FeatureEncoding {
+	if x != nil {
+		return x.RawEncoding
+	}
+	return v1.FeatureEncoding(0)
+}
+
+func (x *FuseRequest) GetFusedEncoding() v1.FeatureEncoding {
+	if x != nil {
+		return x.FusedEncoding
+	}
+	return v1.FeatureEncoding(0)
+}
+
+func (x *FuseRequest) GetRaw() []byte {
+	if x != nil {
+		return x.Raw
+	}
+	return nil
+}
+
+type FuseResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// [rows, feature_fused], little-endian.
+	Fused         []byte `protobuf:"bytes,15,opt,name=fused,proto3" json:"fused,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FuseResponse) Reset() {
+	*x = FuseResponse{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FuseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FuseResponse) ProtoMessage() {}
+
+func (x *FuseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FuseResponse.ProtoReflect.Descriptor instead.
+func (*FuseResponse) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *FuseResponse) GetFused() []byte {
+	if x != nil {
+		return x.Fused
+	}
+	return nil
+}
+
 type ScoreRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	Ids   []int32                `protobuf:"varint,1,rep,packed,name=ids,proto3" json:"ids,omitempty"`
-	// Ascending positions.
-	QueryRows []int32 `protobuf:"varint,2,rep,packed,name=query_rows,json=queryRows,proto3" json:"query_rows,omitempty"`
 	// Keys and queries after RoPE instead of before it.
-	Rotated       bool `protobuf:"varint,3,opt,name=rotated,proto3" json:"rotated,omitempty"`
+	Rotated       bool      `protobuf:"varint,3,opt,name=rotated,proto3" json:"rotated,omitempty"`
+	Prompts       []*Prompt `protobuf:"bytes,4,rep,name=prompts,proto3" json:"prompts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ScoreRequest) Reset() {
 	*x = ScoreRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[54]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3100,7 +3284,7 @@ func (x *ScoreRequest) String() string {
 func (*ScoreRequest) ProtoMessage() {}
 
 func (x *ScoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[54]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3113,21 +3297,7 @@ func (x *ScoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScoreRequest.ProtoReflect.Descriptor instead.
 func (*ScoreRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{54}
-}
-
-func (x *ScoreRequest) GetIds() []int32 {
-	if x != nil {
-		return x.Ids
-	}
-	return nil
-}
-
-func (x *ScoreRequest) GetQueryRows() []int32 {
-	if x != nil {
-		return x.QueryRows
-	}
-	return nil
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ScoreRequest) GetRotated() bool {
@@ -3137,17 +3307,81 @@ func (x *ScoreRequest) GetRotated() bool {
 	return false
 }
 
+func (x *ScoreRequest) GetPrompts() []*Prompt {
+	if x != nil {
+		return x.Prompts
+	}
+	return nil
+}
+
+// Prompt is tnd_score_prompt.
+type Prompt struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Ids   []int32                `protobuf:"varint,1,rep,packed,name=ids,proto3" json:"ids,omitempty"`
+	// Ascending positions.
+	QueryRows     []int32 `protobuf:"varint,2,rep,packed,name=query_rows,json=queryRows,proto3" json:"query_rows,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Prompt) Reset() {
+	*x = Prompt{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Prompt) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Prompt) ProtoMessage() {}
+
+func (x *Prompt) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Prompt.ProtoReflect.Descriptor instead.
+func (*Prompt) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *Prompt) GetIds() []int32 {
+	if x != nil {
+		return x.Ids
+	}
+	return nil
+}
+
+func (x *Prompt) GetQueryRows() []int32 {
+	if x != nil {
+		return x.QueryRows
+	}
+	return nil
+}
+
 type ScoreResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// One per id.
-	Scores        []float32 `protobuf:"fixed32,1,rep,packed,name=scores,proto3" json:"scores,omitempty"`
+	// Rows times layers that are scored, of all.
+	Done  uint64 `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"`
+	Total uint64 `protobuf:"varint,3,opt,name=total,proto3" json:"total,omitempty"`
+	// In the last message only: those of all prompts, in their order.
+	Prompts       []*Scores `protobuf:"bytes,4,rep,name=prompts,proto3" json:"prompts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ScoreResponse) Reset() {
 	*x = ScoreResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[55]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3159,7 +3393,7 @@ func (x *ScoreResponse) String() string {
 func (*ScoreResponse) ProtoMessage() {}
 
 func (x *ScoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[55]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3172,10 +3406,69 @@ func (x *ScoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScoreResponse.ProtoReflect.Descriptor instead.
 func (*ScoreResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{55}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{58}
 }
 
-func (x *ScoreResponse) GetScores() []float32 {
+func (x *ScoreResponse) GetDone() uint64 {
+	if x != nil {
+		return x.Done
+	}
+	return 0
+}
+
+func (x *ScoreResponse) GetTotal() uint64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *ScoreResponse) GetPrompts() []*Scores {
+	if x != nil {
+		return x.Prompts
+	}
+	return nil
+}
+
+type Scores struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One per id.
+	Scores        []float32 `protobuf:"fixed32,1,rep,packed,name=scores,proto3" json:"scores,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Scores) Reset() {
+	*x = Scores{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Scores) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Scores) ProtoMessage() {}
+
+func (x *Scores) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Scores.ProtoReflect.Descriptor instead.
+func (*Scores) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *Scores) GetScores() []float32 {
 	if x != nil {
 		return x.Scores
 	}
@@ -3191,7 +3484,7 @@ type InterruptRequest struct {
 
 func (x *InterruptRequest) Reset() {
 	*x = InterruptRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[56]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3203,7 +3496,7 @@ func (x *InterruptRequest) String() string {
 func (*InterruptRequest) ProtoMessage() {}
 
 func (x *InterruptRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[56]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3216,7 +3509,7 @@ func (x *InterruptRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRequest.ProtoReflect.Descriptor instead.
 func (*InterruptRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{56}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *InterruptRequest) GetId() uint64 {
@@ -3234,7 +3527,7 @@ type InterruptResponse struct {
 
 func (x *InterruptResponse) Reset() {
 	*x = InterruptResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[57]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3246,7 +3539,7 @@ func (x *InterruptResponse) String() string {
 func (*InterruptResponse) ProtoMessage() {}
 
 func (x *InterruptResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[57]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3259,41 +3552,45 @@ func (x *InterruptResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptResponse.ProtoReflect.Descriptor instead.
 func (*InterruptResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{57}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{61}
 }
 
-// RunRequest is one step of the decode loop.
-type RunRequest struct {
+// StepRequest is tnd_step: groups of rows, one group a sequence.
+type StepRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Rises by one per request of a stream.
 	Id uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	// Types that are valid to be assigned to Work:
-	//
-	//	*RunRequest_Step
-	//	*RunRequest_Propose
-	Work isRunRequest_Work `protobuf_oneof:"work"`
-	// Step: masks u32 [n_masks, ceil(vocab / 32)], then hidden_in f32 [rows, hidden]. Propose: data of all feature rows in
-	// order. Little-endian.
+	// Rows of the groups, in their order.
+	Rows   []*Row   `protobuf:"bytes,2,rep,name=rows,proto3" json:"rows,omitempty"`
+	Groups []*Group `protobuf:"bytes,3,rep,name=groups,proto3" json:"groups,omitempty"`
+	NMasks int32    `protobuf:"varint,4,opt,name=n_masks,json=nMasks,proto3" json:"n_masks,omitempty"`
+	// Values of masks (u32) and bytes of hidden rows in the payload.
+	MaskWords   uint32             `protobuf:"varint,5,opt,name=mask_words,json=maskWords,proto3" json:"mask_words,omitempty"`
+	HiddenBytes uint32             `protobuf:"varint,6,opt,name=hidden_bytes,json=hiddenBytes,proto3" json:"hidden_bytes,omitempty"`
+	Features    v1.FeatureEncoding `protobuf:"varint,7,opt,name=features,proto3,enum=tandem.v1.FeatureEncoding" json:"features,omitempty"`
+	// Of hidden rows, those in and those out.
+	Hidden HiddenEncoding `protobuf:"varint,8,opt,name=hidden,proto3,enum=tandem.engine.v1.HiddenEncoding" json:"hidden,omitempty"`
+	// Masks [n_masks, ceil(vocab / 32)], then hidden_in [rows, hidden]. Little-endian.
 	Payload       []byte `protobuf:"bytes,15,opt,name=payload,proto3" json:"payload,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *RunRequest) Reset() {
-	*x = RunRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[58]
+func (x *StepRequest) Reset() {
+	*x = StepRequest{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *RunRequest) String() string {
+func (x *StepRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*RunRequest) ProtoMessage() {}
+func (*StepRequest) ProtoMessage() {}
 
-func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[58]
+func (x *StepRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3304,149 +3601,70 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
-func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{58}
+// Deprecated: Use StepRequest.ProtoReflect.Descriptor instead.
+func (*StepRequest) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{62}
 }
 
-func (x *RunRequest) GetId() uint64 {
+func (x *StepRequest) GetId() uint64 {
 	if x != nil {
 		return x.Id
 	}
 	return 0
 }
 
-func (x *RunRequest) GetWork() isRunRequest_Work {
-	if x != nil {
-		return x.Work
-	}
-	return nil
-}
-
-func (x *RunRequest) GetStep() *Step {
-	if x != nil {
-		if x, ok := x.Work.(*RunRequest_Step); ok {
-			return x.Step
-		}
-	}
-	return nil
-}
-
-func (x *RunRequest) GetPropose() *Propose {
-	if x != nil {
-		if x, ok := x.Work.(*RunRequest_Propose); ok {
-			return x.Propose
-		}
-	}
-	return nil
-}
-
-func (x *RunRequest) GetPayload() []byte {
-	if x != nil {
-		return x.Payload
-	}
-	return nil
-}
-
-type isRunRequest_Work interface {
-	isRunRequest_Work()
-}
-
-type RunRequest_Step struct {
-	Step *Step `protobuf:"bytes,2,opt,name=step,proto3,oneof"`
-}
-
-type RunRequest_Propose struct {
-	Propose *Propose `protobuf:"bytes,3,opt,name=propose,proto3,oneof"`
-}
-
-func (*RunRequest_Step) isRunRequest_Work() {}
-
-func (*RunRequest_Propose) isRunRequest_Work() {}
-
-// Step is tnd_step: groups of rows, one group a sequence.
-type Step struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Rows of the groups, in their order.
-	Rows   []*Row `protobuf:"bytes,2,rep,name=rows,proto3" json:"rows,omitempty"`
-	NMasks int32  `protobuf:"varint,4,opt,name=n_masks,json=nMasks,proto3" json:"n_masks,omitempty"`
-	// Values in the payload: masks (u32), hidden rows (f32).
-	MaskWords     uint32             `protobuf:"varint,5,opt,name=mask_words,json=maskWords,proto3" json:"mask_words,omitempty"`
-	HiddenValues  uint32             `protobuf:"varint,6,opt,name=hidden_values,json=hiddenValues,proto3" json:"hidden_values,omitempty"`
-	Features      v1.FeatureEncoding `protobuf:"varint,7,opt,name=features,proto3,enum=tandem.v1.FeatureEncoding" json:"features,omitempty"`
-	Groups        []*Group           `protobuf:"bytes,9,rep,name=groups,proto3" json:"groups,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Step) Reset() {
-	*x = Step{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[59]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Step) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Step) ProtoMessage() {}
-
-func (x *Step) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[59]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Step.ProtoReflect.Descriptor instead.
-func (*Step) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{59}
-}
-
-func (x *Step) GetRows() []*Row {
+func (x *StepRequest) GetRows() []*Row {
 	if x != nil {
 		return x.Rows
 	}
 	return nil
 }
 
-func (x *Step) GetNMasks() int32 {
+func (x *StepRequest) GetGroups() []*Group {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+func (x *StepRequest) GetNMasks() int32 {
 	if x != nil {
 		return x.NMasks
 	}
 	return 0
 }
 
-func (x *Step) GetMaskWords() uint32 {
+func (x *StepRequest) GetMaskWords() uint32 {
 	if x != nil {
 		return x.MaskWords
 	}
 	return 0
 }
 
-func (x *Step) GetHiddenValues() uint32 {
+func (x *StepRequest) GetHiddenBytes() uint32 {
 	if x != nil {
-		return x.HiddenValues
+		return x.HiddenBytes
 	}
 	return 0
 }
 
-func (x *Step) GetFeatures() v1.FeatureEncoding {
+func (x *StepRequest) GetFeatures() v1.FeatureEncoding {
 	if x != nil {
 		return x.Features
 	}
 	return v1.FeatureEncoding(0)
 }
 
-func (x *Step) GetGroups() []*Group {
+func (x *StepRequest) GetHidden() HiddenEncoding {
 	if x != nil {
-		return x.Groups
+		return x.Hidden
+	}
+	return HiddenEncoding_HIDDEN_ENCODING_UNSPECIFIED
+}
+
+func (x *StepRequest) GetPayload() []byte {
+	if x != nil {
+		return x.Payload
 	}
 	return nil
 }
@@ -3473,7 +3691,7 @@ type Group struct {
 
 func (x *Group) Reset() {
 	*x = Group{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[60]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3485,7 +3703,7 @@ func (x *Group) String() string {
 func (*Group) ProtoMessage() {}
 
 func (x *Group) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[60]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3498,7 +3716,7 @@ func (x *Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Group.ProtoReflect.Descriptor instead.
 func (*Group) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{60}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *Group) GetSequence() int32 {
@@ -3566,7 +3784,7 @@ type Row struct {
 
 func (x *Row) Reset() {
 	*x = Row{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[61]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3578,7 +3796,7 @@ func (x *Row) String() string {
 func (*Row) ProtoMessage() {}
 
 func (x *Row) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[61]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3591,7 +3809,7 @@ func (x *Row) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Row.ProtoReflect.Descriptor instead.
 func (*Row) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{61}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Row) GetToken() int32 {
@@ -3643,30 +3861,34 @@ func (x *Row) GetMask() int32 {
 	return 0
 }
 
-// Propose appends features to draft sequences and proposes.
-type Propose struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Features      []*FeatureRows         `protobuf:"bytes,1,rep,name=features,proto3" json:"features,omitempty"`
-	Requests      []*DraftRequest        `protobuf:"bytes,2,rep,name=requests,proto3" json:"requests,omitempty"`
+// ProposeRequest appends features to draft sequences and proposes.
+type ProposeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Rises by one per request of a stream.
+	Id       uint64          `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Features []*FeatureRows  `protobuf:"bytes,2,rep,name=features,proto3" json:"features,omitempty"`
+	Requests []*DraftRequest `protobuf:"bytes,3,rep,name=requests,proto3" json:"requests,omitempty"`
+	// Data of all feature rows in order. Little-endian.
+	Payload       []byte `protobuf:"bytes,15,opt,name=payload,proto3" json:"payload,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Propose) Reset() {
-	*x = Propose{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[62]
+func (x *ProposeRequest) Reset() {
+	*x = ProposeRequest{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Propose) String() string {
+func (x *ProposeRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Propose) ProtoMessage() {}
+func (*ProposeRequest) ProtoMessage() {}
 
-func (x *Propose) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[62]
+func (x *ProposeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3677,21 +3899,35 @@ func (x *Propose) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Propose.ProtoReflect.Descriptor instead.
-func (*Propose) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{62}
+// Deprecated: Use ProposeRequest.ProtoReflect.Descriptor instead.
+func (*ProposeRequest) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{65}
 }
 
-func (x *Propose) GetFeatures() []*FeatureRows {
+func (x *ProposeRequest) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *ProposeRequest) GetFeatures() []*FeatureRows {
 	if x != nil {
 		return x.Features
 	}
 	return nil
 }
 
-func (x *Propose) GetRequests() []*DraftRequest {
+func (x *ProposeRequest) GetRequests() []*DraftRequest {
 	if x != nil {
 		return x.Requests
+	}
+	return nil
+}
+
+func (x *ProposeRequest) GetPayload() []byte {
+	if x != nil {
+		return x.Payload
 	}
 	return nil
 }
@@ -3710,7 +3946,7 @@ type FeatureRows struct {
 
 func (x *FeatureRows) Reset() {
 	*x = FeatureRows{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[63]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3722,7 +3958,7 @@ func (x *FeatureRows) String() string {
 func (*FeatureRows) ProtoMessage() {}
 
 func (x *FeatureRows) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[63]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3735,7 +3971,7 @@ func (x *FeatureRows) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FeatureRows.ProtoReflect.Descriptor instead.
 func (*FeatureRows) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{63}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *FeatureRows) GetSequence() int32 {
@@ -3788,7 +4024,7 @@ type DraftRequest struct {
 
 func (x *DraftRequest) Reset() {
 	*x = DraftRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[64]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3800,7 +4036,7 @@ func (x *DraftRequest) String() string {
 func (*DraftRequest) ProtoMessage() {}
 
 func (x *DraftRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[64]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3813,7 +4049,7 @@ func (x *DraftRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DraftRequest.ProtoReflect.Descriptor instead.
 func (*DraftRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{64}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *DraftRequest) GetSequence() int32 {
@@ -3858,125 +4094,6 @@ func (x *DraftRequest) GetTemperature() float32 {
 	return 0
 }
 
-// RunResponse answers the request with the same number.
-type RunResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	// Absent on success.
-	Failure *Failure `protobuf:"bytes,2,opt,name=failure,proto3" json:"failure,omitempty"`
-	// Time inside the native engine.
-	EngineNanos int64 `protobuf:"varint,3,opt,name=engine_nanos,json=engineNanos,proto3" json:"engine_nanos,omitempty"`
-	// Types that are valid to be assigned to Output:
-	//
-	//	*RunResponse_Step
-	//	*RunResponse_Propose
-	Output isRunResponse_Output `protobuf_oneof:"output"`
-	// Step: features (kept ones of all groups in order, then those of rows), then hidden_out f32 [rows, hidden], then
-	// logits f32 [rows that want them, vocab]. Little-endian.
-	Payload       []byte `protobuf:"bytes,15,opt,name=payload,proto3" json:"payload,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *RunResponse) Reset() {
-	*x = RunResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[65]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *RunResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*RunResponse) ProtoMessage() {}
-
-func (x *RunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[65]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use RunResponse.ProtoReflect.Descriptor instead.
-func (*RunResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{65}
-}
-
-func (x *RunResponse) GetId() uint64 {
-	if x != nil {
-		return x.Id
-	}
-	return 0
-}
-
-func (x *RunResponse) GetFailure() *Failure {
-	if x != nil {
-		return x.Failure
-	}
-	return nil
-}
-
-func (x *RunResponse) GetEngineNanos() int64 {
-	if x != nil {
-		return x.EngineNanos
-	}
-	return 0
-}
-
-func (x *RunResponse) GetOutput() isRunResponse_Output {
-	if x != nil {
-		return x.Output
-	}
-	return nil
-}
-
-func (x *RunResponse) GetStep() *StepOutput {
-	if x != nil {
-		if x, ok := x.Output.(*RunResponse_Step); ok {
-			return x.Step
-		}
-	}
-	return nil
-}
-
-func (x *RunResponse) GetPropose() *ProposeOutput {
-	if x != nil {
-		if x, ok := x.Output.(*RunResponse_Propose); ok {
-			return x.Propose
-		}
-	}
-	return nil
-}
-
-func (x *RunResponse) GetPayload() []byte {
-	if x != nil {
-		return x.Payload
-	}
-	return nil
-}
-
-type isRunResponse_Output interface {
-	isRunResponse_Output()
-}
-
-type RunResponse_Step struct {
-	Step *StepOutput `protobuf:"bytes,4,opt,name=step,proto3,oneof"`
-}
-
-type RunResponse_Propose struct {
-	Propose *ProposeOutput `protobuf:"bytes,5,opt,name=propose,proto3,oneof"`
-}
-
-func (*RunResponse_Step) isRunResponse_Output() {}
-
-func (*RunResponse_Propose) isRunResponse_Output() {}
-
 // Failure of one request: the stream goes on.
 type Failure struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3993,7 +4110,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[66]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4005,7 +4122,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[66]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4018,7 +4135,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{66}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Failure) GetCode() int32 {
@@ -4049,43 +4166,51 @@ func (x *Failure) GetField() string {
 	return ""
 }
 
-// StepOutput holds what rows wanted; an array that no row wants is empty.
-type StepOutput struct {
+// StepResponse answers the request with the same number. It holds what rows wanted; an array that no row wants is empty.
+type StepResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Absent on success. With it there are no results.
+	Failure *Failure `protobuf:"bytes,2,opt,name=failure,proto3" json:"failure,omitempty"`
+	// Time inside the native engine.
+	EngineNanos int64 `protobuf:"varint,3,opt,name=engine_nanos,json=engineNanos,proto3" json:"engine_nanos,omitempty"`
 	// [rows], -1 where not wanted.
-	Tokens []int32 `protobuf:"zigzag32,1,rep,packed,name=tokens,proto3" json:"tokens,omitempty"`
+	Tokens []int32 `protobuf:"zigzag32,4,rep,packed,name=tokens,proto3" json:"tokens,omitempty"`
 	// [rows] of tokens.
-	Logprobs []float32 `protobuf:"fixed32,2,rep,packed,name=logprobs,proto3" json:"logprobs,omitempty"`
+	Logprobs []float32 `protobuf:"fixed32,5,rep,packed,name=logprobs,proto3" json:"logprobs,omitempty"`
 	// [rows] of Row.score.
-	Scores []float32 `protobuf:"fixed32,3,rep,packed,name=scores,proto3" json:"scores,omitempty"`
+	Scores []float32 `protobuf:"fixed32,6,rep,packed,name=scores,proto3" json:"scores,omitempty"`
 	// Candidates per row in the two arrays below.
-	TopStride int32 `protobuf:"varint,4,opt,name=top_stride,json=topStride,proto3" json:"top_stride,omitempty"`
+	TopStride int32 `protobuf:"varint,7,opt,name=top_stride,json=topStride,proto3" json:"top_stride,omitempty"`
 	// [rows, top_stride], -1 beyond a row's top_k.
-	TopIds      []int32   `protobuf:"zigzag32,5,rep,packed,name=top_ids,json=topIds,proto3" json:"top_ids,omitempty"`
-	TopLogprobs []float32 `protobuf:"fixed32,6,rep,packed,name=top_logprobs,json=topLogprobs,proto3" json:"top_logprobs,omitempty"`
+	TopIds      []int32   `protobuf:"zigzag32,8,rep,packed,name=top_ids,json=topIds,proto3" json:"top_ids,omitempty"`
+	TopLogprobs []float32 `protobuf:"fixed32,9,rep,packed,name=top_logprobs,json=topLogprobs,proto3" json:"top_logprobs,omitempty"`
 	// Sizes within the payload.
-	FeatureBytes  uint32 `protobuf:"varint,7,opt,name=feature_bytes,json=featureBytes,proto3" json:"feature_bytes,omitempty"`
-	HiddenValues  uint32 `protobuf:"varint,8,opt,name=hidden_values,json=hiddenValues,proto3" json:"hidden_values,omitempty"`
-	LogitValues   uint32 `protobuf:"varint,9,opt,name=logit_values,json=logitValues,proto3" json:"logit_values,omitempty"`
+	FeatureBytes uint32 `protobuf:"varint,10,opt,name=feature_bytes,json=featureBytes,proto3" json:"feature_bytes,omitempty"`
+	HiddenBytes  uint32 `protobuf:"varint,11,opt,name=hidden_bytes,json=hiddenBytes,proto3" json:"hidden_bytes,omitempty"`
+	LogitValues  uint32 `protobuf:"varint,12,opt,name=logit_values,json=logitValues,proto3" json:"logit_values,omitempty"`
+	// Features (kept ones of all groups in order, then those of rows), then hidden_out [rows, hidden], then logits f32 [rows
+	// that want them, vocab]. Little-endian.
+	Payload       []byte `protobuf:"bytes,15,opt,name=payload,proto3" json:"payload,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *StepOutput) Reset() {
-	*x = StepOutput{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[67]
+func (x *StepResponse) Reset() {
+	*x = StepResponse{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *StepOutput) String() string {
+func (x *StepResponse) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*StepOutput) ProtoMessage() {}
+func (*StepResponse) ProtoMessage() {}
 
-func (x *StepOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[67]
+func (x *StepResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4096,103 +4221,137 @@ func (x *StepOutput) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use StepOutput.ProtoReflect.Descriptor instead.
-func (*StepOutput) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{67}
+// Deprecated: Use StepResponse.ProtoReflect.Descriptor instead.
+func (*StepResponse) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{69}
 }
 
-func (x *StepOutput) GetTokens() []int32 {
+func (x *StepResponse) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *StepResponse) GetFailure() *Failure {
+	if x != nil {
+		return x.Failure
+	}
+	return nil
+}
+
+func (x *StepResponse) GetEngineNanos() int64 {
+	if x != nil {
+		return x.EngineNanos
+	}
+	return 0
+}
+
+func (x *StepResponse) GetTokens() []int32 {
 	if x != nil {
 		return x.Tokens
 	}
 	return nil
 }
 
-func (x *StepOutput) GetLogprobs() []float32 {
+func (x *StepResponse) GetLogprobs() []float32 {
 	if x != nil {
 		return x.Logprobs
 	}
 	return nil
 }
 
-func (x *StepOutput) GetScores() []float32 {
+func (x *StepResponse) GetScores() []float32 {
 	if x != nil {
 		return x.Scores
 	}
 	return nil
 }
 
-func (x *StepOutput) GetTopStride() int32 {
+func (x *StepResponse) GetTopStride() int32 {
 	if x != nil {
 		return x.TopStride
 	}
 	return 0
 }
 
-func (x *StepOutput) GetTopIds() []int32 {
+func (x *StepResponse) GetTopIds() []int32 {
 	if x != nil {
 		return x.TopIds
 	}
 	return nil
 }
 
-func (x *StepOutput) GetTopLogprobs() []float32 {
+func (x *StepResponse) GetTopLogprobs() []float32 {
 	if x != nil {
 		return x.TopLogprobs
 	}
 	return nil
 }
 
-func (x *StepOutput) GetFeatureBytes() uint32 {
+func (x *StepResponse) GetFeatureBytes() uint32 {
 	if x != nil {
 		return x.FeatureBytes
 	}
 	return 0
 }
 
-func (x *StepOutput) GetHiddenValues() uint32 {
+func (x *StepResponse) GetHiddenBytes() uint32 {
 	if x != nil {
-		return x.HiddenValues
+		return x.HiddenBytes
 	}
 	return 0
 }
 
-func (x *StepOutput) GetLogitValues() uint32 {
+func (x *StepResponse) GetLogitValues() uint32 {
 	if x != nil {
 		return x.LogitValues
 	}
 	return 0
 }
 
-type ProposeOutput struct {
+func (x *StepResponse) GetPayload() []byte {
+	if x != nil {
+		return x.Payload
+	}
+	return nil
+}
+
+// ProposeResponse answers the request with the same number.
+type ProposeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Absent on success. With it there are no results.
+	Failure *Failure `protobuf:"bytes,2,opt,name=failure,proto3" json:"failure,omitempty"`
+	// Time inside the native engine.
+	EngineNanos int64 `protobuf:"varint,3,opt,name=engine_nanos,json=engineNanos,proto3" json:"engine_nanos,omitempty"`
 	// Candidates per position, positions per request.
-	Stride    int32 `protobuf:"varint,1,opt,name=stride,proto3" json:"stride,omitempty"`
-	Positions int32 `protobuf:"varint,2,opt,name=positions,proto3" json:"positions,omitempty"`
+	Stride    int32 `protobuf:"varint,4,opt,name=stride,proto3" json:"stride,omitempty"`
+	Positions int32 `protobuf:"varint,5,opt,name=positions,proto3" json:"positions,omitempty"`
 	// [requests, positions, stride], -1 beyond a request's block or top-k.
-	Ids      []int32   `protobuf:"zigzag32,3,rep,packed,name=ids,proto3" json:"ids,omitempty"`
-	Logprobs []float32 `protobuf:"fixed32,4,rep,packed,name=logprobs,proto3" json:"logprobs,omitempty"`
+	Ids      []int32   `protobuf:"zigzag32,6,rep,packed,name=ids,proto3" json:"ids,omitempty"`
+	Logprobs []float32 `protobuf:"fixed32,7,rep,packed,name=logprobs,proto3" json:"logprobs,omitempty"`
 	// The part of engine_nanos that appending the features took.
-	AppendNanos   int64 `protobuf:"varint,5,opt,name=append_nanos,json=appendNanos,proto3" json:"append_nanos,omitempty"`
+	AppendNanos   int64 `protobuf:"varint,8,opt,name=append_nanos,json=appendNanos,proto3" json:"append_nanos,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *ProposeOutput) Reset() {
-	*x = ProposeOutput{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[68]
+func (x *ProposeResponse) Reset() {
+	*x = ProposeResponse{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *ProposeOutput) String() string {
+func (x *ProposeResponse) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*ProposeOutput) ProtoMessage() {}
+func (*ProposeResponse) ProtoMessage() {}
 
-func (x *ProposeOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[68]
+func (x *ProposeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4203,40 +4362,61 @@ func (x *ProposeOutput) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use ProposeOutput.ProtoReflect.Descriptor instead.
-func (*ProposeOutput) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{68}
+// Deprecated: Use ProposeResponse.ProtoReflect.Descriptor instead.
+func (*ProposeResponse) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{70}
 }
 
-func (x *ProposeOutput) GetStride() int32 {
+func (x *ProposeResponse) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *ProposeResponse) GetFailure() *Failure {
+	if x != nil {
+		return x.Failure
+	}
+	return nil
+}
+
+func (x *ProposeResponse) GetEngineNanos() int64 {
+	if x != nil {
+		return x.EngineNanos
+	}
+	return 0
+}
+
+func (x *ProposeResponse) GetStride() int32 {
 	if x != nil {
 		return x.Stride
 	}
 	return 0
 }
 
-func (x *ProposeOutput) GetPositions() int32 {
+func (x *ProposeResponse) GetPositions() int32 {
 	if x != nil {
 		return x.Positions
 	}
 	return 0
 }
 
-func (x *ProposeOutput) GetIds() []int32 {
+func (x *ProposeResponse) GetIds() []int32 {
 	if x != nil {
 		return x.Ids
 	}
 	return nil
 }
 
-func (x *ProposeOutput) GetLogprobs() []float32 {
+func (x *ProposeResponse) GetLogprobs() []float32 {
 	if x != nil {
 		return x.Logprobs
 	}
 	return nil
 }
 
-func (x *ProposeOutput) GetAppendNanos() int64 {
+func (x *ProposeResponse) GetAppendNanos() int64 {
 	if x != nil {
 		return x.AppendNanos
 	}
@@ -4282,7 +4462,7 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\rCloseResponse\"\x10\n" +
 	"\x0eGetInfoRequest\"=\n" +
 	"\x0fGetInfoResponse\x12*\n" +
-	"\x04info\x18\x01 \x01(\v2\x16.tandem.engine.v1.InfoR\x04info\"\xbe\a\n" +
+	"\x04info\x18\x01 \x01(\v2\x16.tandem.engine.v1.InfoR\x04info\"\xd9\a\n" +
 	"\x04Info\x12*\n" +
 	"\x04role\x18\x01 \x01(\x0e2\x16.tandem.engine.v1.RoleR\x04role\x12\x12\n" +
 	"\x04arch\x18\x02 \x01(\tR\x04arch\x12\x12\n" +
@@ -4323,7 +4503,8 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"concurrent\x18\x1c \x01(\bR\n" +
 	"concurrent\x12!\n" +
 	"\fkv_positions\x18\x1d \x01(\x05R\vkvPositions\x12\x17\n" +
-	"\akv_page\x18\x1e \x01(\x05R\x06kvPage\"\x11\n" +
+	"\akv_page\x18\x1e \x01(\x05R\x06kvPage\x12\x19\n" +
+	"\bfuse_raw\x18\x1f \x01(\x05R\afuseRaw\"\x11\n" +
 	"\x0fGetStatsRequest\"@\n" +
 	"\x10GetStatsResponse\x12,\n" +
 	"\x05stats\x18\x01 \x03(\v2\x16.tandem.engine.v1.StatR\x05stats\"\x14\n" +
@@ -4449,34 +4630,44 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x0fLoadFuseRequest\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\">\n" +
 	"\x10LoadFuseResponse\x12*\n" +
-	"\x04info\x18\x01 \x01(\v2\x16.tandem.engine.v1.InfoR\x04info\"Y\n" +
-	"\fScoreRequest\x12\x10\n" +
+	"\x04info\x18\x01 \x01(\v2\x16.tandem.engine.v1.InfoR\x04info\"\xf2\x01\n" +
+	"\vFuseRequest\x12\x12\n" +
+	"\x04rows\x18\x01 \x01(\x05R\x04rows\x12/\n" +
+	"\x04kind\x18\x02 \x01(\x0e2\x1b.tandem.engine.v1.GroupKindR\x04kind\x12=\n" +
+	"\fraw_encoding\x18\x03 \x01(\x0e2\x1a.tandem.v1.FeatureEncodingR\vrawEncoding\x12A\n" +
+	"\x0efused_encoding\x18\x04 \x01(\x0e2\x1a.tandem.v1.FeatureEncodingR\rfusedEncoding\x12\x16\n" +
+	"\x03raw\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\x03raw:\x04\x88\xe7\x18\x01\"0\n" +
+	"\fFuseResponse\x12\x1a\n" +
+	"\x05fused\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\x05fused:\x04\x88\xe7\x18\x01\"y\n" +
+	"\fScoreRequest\x12\x18\n" +
+	"\arotated\x18\x03 \x01(\bR\arotated\x122\n" +
+	"\aprompts\x18\x04 \x03(\v2\x18.tandem.engine.v1.PromptR\apromptsJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03R\x03idsR\n" +
+	"query_rows\"9\n" +
+	"\x06Prompt\x12\x10\n" +
 	"\x03ids\x18\x01 \x03(\x05R\x03ids\x12\x1d\n" +
 	"\n" +
-	"query_rows\x18\x02 \x03(\x05R\tqueryRows\x12\x18\n" +
-	"\arotated\x18\x03 \x01(\bR\arotated\"'\n" +
-	"\rScoreResponse\x12\x16\n" +
+	"query_rows\x18\x02 \x03(\x05R\tqueryRows\"{\n" +
+	"\rScoreResponse\x12\x12\n" +
+	"\x04done\x18\x02 \x01(\x04R\x04done\x12\x14\n" +
+	"\x05total\x18\x03 \x01(\x04R\x05total\x122\n" +
+	"\aprompts\x18\x04 \x03(\v2\x18.tandem.engine.v1.ScoresR\apromptsJ\x04\b\x01\x10\x02R\x06scores\" \n" +
+	"\x06Scores\x12\x16\n" +
 	"\x06scores\x18\x01 \x03(\x02R\x06scores\"\"\n" +
 	"\x10InterruptRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\"\x13\n" +
-	"\x11InterruptResponse\"\xcf\x01\n" +
+	"\x11InterruptResponse\"\xff\x03\n" +
+	"\vStepRequest\x12\x16\n" +
+	"\x02id\x18\x01 \x01(\x04B\x06\x92\xe7\x18\x02IDR\x02id\x128\n" +
+	"\x04rows\x18\x02 \x03(\v2\x15.tandem.engine.v1.RowB\r\x92\xe7\x18\tStep.RowsR\x04rows\x12@\n" +
+	"\x06groups\x18\x03 \x03(\v2\x17.tandem.engine.v1.GroupB\x0f\x92\xe7\x18\vStep.GroupsR\x06groups\x12(\n" +
+	"\an_masks\x18\x04 \x01(\x05B\x0f\x92\xe7\x18\vStep.NMasksR\x06nMasks\x12-\n" +
 	"\n" +
-	"RunRequest\x12\x16\n" +
-	"\x02id\x18\x01 \x01(\x04B\x06\x92\xe7\x18\x02IDR\x02id\x12,\n" +
-	"\x04step\x18\x02 \x01(\v2\x16.tandem.engine.v1.StepH\x00R\x04step\x125\n" +
-	"\apropose\x18\x03 \x01(\v2\x19.tandem.engine.v1.ProposeH\x00R\apropose\x12\x1e\n" +
-	"\apayload\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\apayload:\x12\x88\xe7\x18\x01\x92\xe7\x18\n" +
-	"RunRequestB\x10\n" +
-	"\x04work\x12\b\x8a\xe7\x18\x04Kind\"\xd7\x02\n" +
-	"\x04Step\x12)\n" +
-	"\x04rows\x18\x02 \x03(\v2\x15.tandem.engine.v1.RowR\x04rows\x12#\n" +
-	"\an_masks\x18\x04 \x01(\x05B\n" +
-	"\x92\xe7\x18\x06NMasksR\x06nMasks\x12(\n" +
-	"\n" +
-	"mask_words\x18\x05 \x01(\rB\t\xa2\xe7\x18\x05MasksR\tmaskWords\x121\n" +
-	"\rhidden_values\x18\x06 \x01(\rB\f\xa2\xe7\x18\bHiddenInR\fhiddenValues\x126\n" +
-	"\bfeatures\x18\a \x01(\x0e2\x1a.tandem.v1.FeatureEncodingR\bfeatures\x12/\n" +
-	"\x06groups\x18\t \x03(\v2\x17.tandem.engine.v1.GroupR\x06groups:\x0f\x92\xe7\x18\vengine.StepJ\x04\b\x01\x10\x02J\x04\b\x03\x10\x04J\x04\b\b\x10\tR\acommitsR\aprefillR\x04kept\"\x90\x02\n" +
+	"mask_words\x18\x05 \x01(\rB\x0e\xa2\xe7\x18\n" +
+	"Step.MasksR\tmaskWords\x124\n" +
+	"\fhidden_bytes\x18\x06 \x01(\rB\x11\xa2\xe7\x18\rStep.HiddenInR\vhiddenBytes\x12I\n" +
+	"\bfeatures\x18\a \x01(\x0e2\x1a.tandem.v1.FeatureEncodingB\x11\x92\xe7\x18\rStep.FeaturesR\bfeatures\x12M\n" +
+	"\x06hidden\x18\b \x01(\x0e2 .tandem.engine.v1.HiddenEncodingB\x13\x92\xe7\x18\vStep.Hidden\x98\xe7\x18\x01R\x06hidden\x12\x1e\n" +
+	"\apayload\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\apayload:\x13\x88\xe7\x18\x01\x92\xe7\x18\vStepRequest\"\x90\x02\n" +
 	"\x05Group\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x05R\bsequence\x12\x12\n" +
 	"\x04rows\x18\x02 \x01(\x11R\x04rows\x125\n" +
@@ -4493,10 +4684,12 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x05top_k\x18\x06 \x01(\x05R\x04topK\x12\x14\n" +
 	"\x05score\x18\a \x01(\x11R\x05score\x12\x12\n" +
 	"\x04mask\x18\b \x01(\x11R\x04mask:\x0e\x92\xe7\x18\n" +
-	"engine.RowJ\x04\b\x01\x10\x02R\bsequence\"\x8e\x01\n" +
-	"\aPropose\x129\n" +
-	"\bfeatures\x18\x01 \x03(\v2\x1d.tandem.engine.v1.FeatureRowsR\bfeatures\x12:\n" +
-	"\brequests\x18\x02 \x03(\v2\x1e.tandem.engine.v1.DraftRequestR\brequests:\f\x92\xe7\x18\bProposal\"\xd2\x01\n" +
+	"engine.RowJ\x04\b\x01\x10\x02R\bsequence\"\xd7\x01\n" +
+	"\x0eProposeRequest\x12\x16\n" +
+	"\x02id\x18\x01 \x01(\x04B\x06\x92\xe7\x18\x02IDR\x02id\x129\n" +
+	"\bfeatures\x18\x02 \x03(\v2\x1d.tandem.engine.v1.FeatureRowsR\bfeatures\x12:\n" +
+	"\brequests\x18\x03 \x03(\v2\x1e.tandem.engine.v1.DraftRequestR\brequests\x12\x1e\n" +
+	"\apayload\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\apayload:\x16\x88\xe7\x18\x01\x92\xe7\x18\x0eProposeRequest\"\xd2\x01\n" +
 	"\vFeatureRows\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x05R\bsequence\x12\x1a\n" +
 	"\bposition\x18\x02 \x01(\x11R\bposition\x12\x12\n" +
@@ -4510,40 +4703,38 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\bposition\x18\x03 \x01(\x11R\bposition\x12\x14\n" +
 	"\x05block\x18\x04 \x01(\x11R\x05block\x12\x13\n" +
 	"\x05top_k\x18\x05 \x01(\x11R\x04topK\x12 \n" +
-	"\vtemperature\x18\x06 \x01(\x02R\vtemperature:\x17\x92\xe7\x18\x13engine.DraftRequest\"\xc2\x02\n" +
-	"\vRunResponse\x12\x16\n" +
-	"\x02id\x18\x01 \x01(\x04B\x06\x92\xe7\x18\x02IDR\x02id\x123\n" +
-	"\afailure\x18\x02 \x01(\v2\x19.tandem.engine.v1.FailureR\afailure\x12,\n" +
-	"\fengine_nanos\x18\x03 \x01(\x03B\t\x92\xe7\x18\x05NanosR\vengineNanos\x122\n" +
-	"\x04step\x18\x04 \x01(\v2\x1c.tandem.engine.v1.StepOutputH\x00R\x04step\x12;\n" +
-	"\apropose\x18\x05 \x01(\v2\x1f.tandem.engine.v1.ProposeOutputH\x00R\apropose\x12\x1e\n" +
-	"\apayload\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\apayload:\x13\x88\xe7\x18\x01\x92\xe7\x18\vRunResponseB\x12\n" +
-	"\x06output\x12\b\x8a\xe7\x18\x04Kind\"r\n" +
+	"\vtemperature\x18\x06 \x01(\x02R\vtemperature:\x17\x92\xe7\x18\x13engine.DraftRequest\"r\n" +
 	"\aFailure\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x14\n" +
-	"\x05field\x18\x04 \x01(\tR\x05field:\v\x92\xe7\x18\aFailure\"\xec\x02\n" +
+	"\x05field\x18\x04 \x01(\tR\x05field:\v\x92\xe7\x18\aFailure\"\x8b\x05\n" +
+	"\fStepResponse\x12\x16\n" +
+	"\x02id\x18\x01 \x01(\x04B\x06\x92\xe7\x18\x02IDR\x02id\x123\n" +
+	"\afailure\x18\x02 \x01(\v2\x19.tandem.engine.v1.FailureR\afailure\x12,\n" +
+	"\fengine_nanos\x18\x03 \x01(\x03B\t\x92\xe7\x18\x05NanosR\vengineNanos\x12)\n" +
+	"\x06tokens\x18\x04 \x03(\x11B\x11\x92\xe7\x18\rResult.TokensR\x06tokens\x12/\n" +
+	"\blogprobs\x18\x05 \x03(\x02B\x13\x92\xe7\x18\x0fResult.LogprobsR\blogprobs\x12)\n" +
+	"\x06scores\x18\x06 \x03(\x02B\x11\x92\xe7\x18\rResult.ScoresR\x06scores\x123\n" +
 	"\n" +
-	"StepOutput\x12\x16\n" +
-	"\x06tokens\x18\x01 \x03(\x11R\x06tokens\x12\x1a\n" +
-	"\blogprobs\x18\x02 \x03(\x02R\blogprobs\x12\x16\n" +
-	"\x06scores\x18\x03 \x03(\x02R\x06scores\x12\x1d\n" +
-	"\n" +
-	"top_stride\x18\x04 \x01(\x05R\ttopStride\x12#\n" +
-	"\atop_ids\x18\x05 \x03(\x11B\n" +
-	"\x92\xe7\x18\x06TopIDsR\x06topIds\x12!\n" +
-	"\ftop_logprobs\x18\x06 \x03(\x02R\vtopLogprobs\x121\n" +
-	"\rfeature_bytes\x18\a \x01(\rB\f\xa2\xe7\x18\bFeaturesR\ffeatureBytes\x122\n" +
-	"\rhidden_values\x18\b \x01(\rB\r\xa2\xe7\x18\tHiddenOutR\fhiddenValues\x12-\n" +
-	"\flogit_values\x18\t \x01(\rB\n" +
-	"\xa2\xe7\x18\x06LogitsR\vlogitValues:\x15\x92\xe7\x18\x11engine.StepResult\"\xb7\x01\n" +
-	"\rProposeOutput\x12\x16\n" +
-	"\x06stride\x18\x01 \x01(\x05R\x06stride\x12\x1c\n" +
-	"\tpositions\x18\x02 \x01(\x05R\tpositions\x12\x19\n" +
-	"\x03ids\x18\x03 \x03(\x11B\a\x92\xe7\x18\x03IDsR\x03ids\x12\x1a\n" +
-	"\blogprobs\x18\x04 \x03(\x02R\blogprobs\x12!\n" +
-	"\fappend_nanos\x18\x05 \x01(\x03R\vappendNanos:\x16\x92\xe7\x18\x12engine.DraftResult*M\n" +
+	"top_stride\x18\a \x01(\x05B\x14\x92\xe7\x18\x10Result.TopStrideR\ttopStride\x12*\n" +
+	"\atop_ids\x18\b \x03(\x11B\x11\x92\xe7\x18\rResult.TopIDsR\x06topIds\x129\n" +
+	"\ftop_logprobs\x18\t \x03(\x02B\x16\x92\xe7\x18\x12Result.TopLogprobsR\vtopLogprobs\x128\n" +
+	"\rfeature_bytes\x18\n" +
+	" \x01(\rB\x13\xa2\xe7\x18\x0fResult.FeaturesR\ffeatureBytes\x127\n" +
+	"\fhidden_bytes\x18\v \x01(\rB\x14\xa2\xe7\x18\x10Result.HiddenOutR\vhiddenBytes\x124\n" +
+	"\flogit_values\x18\f \x01(\rB\x11\xa2\xe7\x18\rResult.LogitsR\vlogitValues\x12\x1e\n" +
+	"\apayload\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\apayload:\x14\x88\xe7\x18\x01\x92\xe7\x18\fStepResponse\"\x92\x03\n" +
+	"\x0fProposeResponse\x12\x16\n" +
+	"\x02id\x18\x01 \x01(\x04B\x06\x92\xe7\x18\x02IDR\x02id\x123\n" +
+	"\afailure\x18\x02 \x01(\v2\x19.tandem.engine.v1.FailureR\afailure\x12,\n" +
+	"\fengine_nanos\x18\x03 \x01(\x03B\t\x92\xe7\x18\x05NanosR\vengineNanos\x12)\n" +
+	"\x06stride\x18\x04 \x01(\x05B\x11\x92\xe7\x18\rResult.StrideR\x06stride\x122\n" +
+	"\tpositions\x18\x05 \x01(\x05B\x14\x92\xe7\x18\x10Result.PositionsR\tpositions\x12 \n" +
+	"\x03ids\x18\x06 \x03(\x11B\x0e\x92\xe7\x18\n" +
+	"Result.IDsR\x03ids\x12/\n" +
+	"\blogprobs\x18\a \x03(\x02B\x13\x92\xe7\x18\x0fResult.LogprobsR\blogprobs\x129\n" +
+	"\fappend_nanos\x18\b \x01(\x03B\x16\x92\xe7\x18\x12Result.AppendNanosR\vappendNanos:\x17\x88\xe7\x18\x01\x92\xe7\x18\x0fProposeResponse*M\n" +
 	"\x04Role\x12\x14\n" +
 	"\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vROLE_TARGET\x10\x01\x12\x0e\n" +
@@ -4554,38 +4745,48 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\tGroupKind\x12\x1a\n" +
 	"\x16GROUP_KIND_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11GROUP_KIND_DECODE\x10\x01\x12\x15\n" +
-	"\x11GROUP_KIND_PROMPT\x10\x022\xb2\x14\n" +
+	"\x11GROUP_KIND_PROMPT\x10\x02*d\n" +
+	"\x0eHiddenEncoding\x12\x1f\n" +
+	"\x1bHIDDEN_ENCODING_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13HIDDEN_ENCODING_F32\x10\x01\x12\x18\n" +
+	"\x14HIDDEN_ENCODING_BF16\x10\x022\xcd\x04\n" +
 	"\rEngineService\x12G\n" +
 	"\x04Open\x12\x1d.tandem.engine.v1.OpenRequest\x1a\x1e.tandem.engine.v1.OpenResponse0\x01\x12H\n" +
 	"\x05Close\x12\x1e.tandem.engine.v1.CloseRequest\x1a\x1f.tandem.engine.v1.CloseResponse\x12N\n" +
 	"\aGetInfo\x12 .tandem.engine.v1.GetInfoRequest\x1a!.tandem.engine.v1.GetInfoResponse\x12Q\n" +
 	"\bGetStats\x12!.tandem.engine.v1.GetStatsRequest\x1a\".tandem.engine.v1.GetStatsResponse\x12T\n" +
 	"\tGetMemory\x12\".tandem.engine.v1.GetMemoryRequest\x1a#.tandem.engine.v1.GetMemoryResponse\x12Z\n" +
-	"\vListHandles\x12$.tandem.engine.v1.ListHandlesRequest\x1a%.tandem.engine.v1.ListHandlesResponse\x12c\n" +
+	"\vListHandles\x12$.tandem.engine.v1.ListHandlesRequest\x1a%.tandem.engine.v1.ListHandlesResponse\x12T\n" +
+	"\tInterrupt\x12\".tandem.engine.v1.InterruptRequest\x1a#.tandem.engine.v1.InterruptResponse2\xec\b\n" +
+	"\x0fSequenceService\x12c\n" +
 	"\x0eCreateSequence\x12'.tandem.engine.v1.CreateSequenceRequest\x1a(.tandem.engine.v1.CreateSequenceResponse\x12]\n" +
 	"\fForkSequence\x12%.tandem.engine.v1.ForkSequenceRequest\x1a&.tandem.engine.v1.ForkSequenceResponse\x12]\n" +
 	"\fFreeSequence\x12%.tandem.engine.v1.FreeSequenceRequest\x1a&.tandem.engine.v1.FreeSequenceResponse\x12l\n" +
 	"\x11GetSequenceLength\x12*.tandem.engine.v1.GetSequenceLengthRequest\x1a+.tandem.engine.v1.GetSequenceLengthResponse\x12i\n" +
-	"\x10TruncateSequence\x12).tandem.engine.v1.TruncateSequenceRequest\x1a*.tandem.engine.v1.TruncateSequenceResponse\x12W\n" +
-	"\n" +
-	"SetSampler\x12#.tandem.engine.v1.SetSamplerRequest\x1a$.tandem.engine.v1.SetSamplerResponse\x12c\n" +
+	"\x10TruncateSequence\x12).tandem.engine.v1.TruncateSequenceRequest\x1a*.tandem.engine.v1.TruncateSequenceResponse\x12c\n" +
 	"\x0eCreateSnapshot\x12'.tandem.engine.v1.CreateSnapshotRequest\x1a(.tandem.engine.v1.CreateSnapshotResponse\x12f\n" +
 	"\x0fRestoreSnapshot\x12(.tandem.engine.v1.RestoreSnapshotRequest\x1a).tandem.engine.v1.RestoreSnapshotResponse\x12c\n" +
 	"\x0eDemoteSnapshot\x12'.tandem.engine.v1.DemoteSnapshotRequest\x1a(.tandem.engine.v1.DemoteSnapshotResponse\x12]\n" +
-	"\fFreeSnapshot\x12%.tandem.engine.v1.FreeSnapshotRequest\x1a&.tandem.engine.v1.FreeSnapshotResponse\x12i\n" +
+	"\fFreeSnapshot\x12%.tandem.engine.v1.FreeSnapshotRequest\x1a&.tandem.engine.v1.FreeSnapshotResponse\x12e\n" +
+	"\x0eExportSequence\x12'.tandem.engine.v1.ExportSequenceRequest\x1a(.tandem.engine.v1.ExportSequenceResponse0\x01\x12e\n" +
+	"\x0eImportSequence\x12'.tandem.engine.v1.ImportSequenceRequest\x1a(.tandem.engine.v1.ImportSequenceResponse(\x012\x99\a\n" +
+	"\rTargetService\x12W\n" +
+	"\n" +
+	"SetSampler\x12#.tandem.engine.v1.SetSamplerRequest\x1a$.tandem.engine.v1.SetSamplerResponse\x12i\n" +
 	"\x10DescribeSnapshot\x12).tandem.engine.v1.DescribeSnapshotRequest\x1a*.tandem.engine.v1.DescribeSnapshotResponse\x12]\n" +
 	"\fReadSnapshot\x12%.tandem.engine.v1.ReadSnapshotRequest\x1a&.tandem.engine.v1.ReadSnapshotResponse\x12`\n" +
 	"\rBeginSnapshot\x12&.tandem.engine.v1.BeginSnapshotRequest\x1a'.tandem.engine.v1.BeginSnapshotResponse\x12`\n" +
 	"\rWriteSnapshot\x12&.tandem.engine.v1.WriteSnapshotRequest\x1a'.tandem.engine.v1.WriteSnapshotResponse\x12c\n" +
-	"\x0eFinishSnapshot\x12'.tandem.engine.v1.FinishSnapshotRequest\x1a(.tandem.engine.v1.FinishSnapshotResponse\x12e\n" +
-	"\x0eExportSequence\x12'.tandem.engine.v1.ExportSequenceRequest\x1a(.tandem.engine.v1.ExportSequenceResponse0\x01\x12e\n" +
-	"\x0eImportSequence\x12'.tandem.engine.v1.ImportSequenceRequest\x1a(.tandem.engine.v1.ImportSequenceResponse(\x01\x12W\n" +
+	"\x0eFinishSnapshot\x12'.tandem.engine.v1.FinishSnapshotRequest\x1a(.tandem.engine.v1.FinishSnapshotResponse\x12W\n" +
 	"\n" +
 	"SetCapture\x12#.tandem.engine.v1.SetCaptureRequest\x1a$.tandem.engine.v1.SetCaptureResponse\x12Q\n" +
-	"\bLoadFuse\x12!.tandem.engine.v1.LoadFuseRequest\x1a\".tandem.engine.v1.LoadFuseResponse\x12H\n" +
-	"\x05Score\x12\x1e.tandem.engine.v1.ScoreRequest\x1a\x1f.tandem.engine.v1.ScoreResponse\x12F\n" +
-	"\x03Run\x12\x1c.tandem.engine.v1.RunRequest\x1a\x1d.tandem.engine.v1.RunResponse(\x010\x01\x12T\n" +
-	"\tInterrupt\x12\".tandem.engine.v1.InterruptRequest\x1a#.tandem.engine.v1.InterruptResponseB\xc9\x01\n" +
+	"\bLoadFuse\x12!.tandem.engine.v1.LoadFuseRequest\x1a\".tandem.engine.v1.LoadFuseResponse\x12E\n" +
+	"\x04Fuse\x12\x1d.tandem.engine.v1.FuseRequest\x1a\x1e.tandem.engine.v1.FuseResponse\x12I\n" +
+	"\x04Step\x12\x1d.tandem.engine.v1.StepRequest\x1a\x1e.tandem.engine.v1.StepResponse(\x010\x012b\n" +
+	"\fDraftService\x12R\n" +
+	"\aPropose\x12 .tandem.engine.v1.ProposeRequest\x1a!.tandem.engine.v1.ProposeResponse(\x010\x012Z\n" +
+	"\fScoreService\x12J\n" +
+	"\x05Score\x12\x1e.tandem.engine.v1.ScoreRequest\x1a\x1f.tandem.engine.v1.ScoreResponse0\x01B\xc9\x01\n" +
 	"\x14com.tandem.engine.v1B\vEngineProtoP\x01ZBgithub.com/tandem-inference/tandem/proto/tandem/engine/v1;enginev1\xa2\x02\x03TEX\xaa\x02\x10Tandem.Engine.V1\xca\x02\x10Tandem\\Engine\\V1\xe2\x02\x1cTandem\\Engine\\V1\\GPBMetadata\xea\x02\x12Tandem::Engine::V1b\x06proto3"
 
 var (
@@ -4600,167 +4801,177 @@ func file_tandem_engine_v1_engine_proto_rawDescGZIP() []byte {
 	return file_tandem_engine_v1_engine_proto_rawDescData
 }
 
-var file_tandem_engine_v1_engine_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_tandem_engine_v1_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
+var file_tandem_engine_v1_engine_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_tandem_engine_v1_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 71)
 var file_tandem_engine_v1_engine_proto_goTypes = []any{
 	(Role)(0),                         // 0: tandem.engine.v1.Role
 	(GroupKind)(0),                    // 1: tandem.engine.v1.GroupKind
-	(*OpenRequest)(nil),               // 2: tandem.engine.v1.OpenRequest
-	(*OpenResponse)(nil),              // 3: tandem.engine.v1.OpenResponse
-	(*CloseRequest)(nil),              // 4: tandem.engine.v1.CloseRequest
-	(*CloseResponse)(nil),             // 5: tandem.engine.v1.CloseResponse
-	(*GetInfoRequest)(nil),            // 6: tandem.engine.v1.GetInfoRequest
-	(*GetInfoResponse)(nil),           // 7: tandem.engine.v1.GetInfoResponse
-	(*Info)(nil),                      // 8: tandem.engine.v1.Info
-	(*GetStatsRequest)(nil),           // 9: tandem.engine.v1.GetStatsRequest
-	(*GetStatsResponse)(nil),          // 10: tandem.engine.v1.GetStatsResponse
-	(*ListHandlesRequest)(nil),        // 11: tandem.engine.v1.ListHandlesRequest
-	(*ListHandlesResponse)(nil),       // 12: tandem.engine.v1.ListHandlesResponse
-	(*GetMemoryRequest)(nil),          // 13: tandem.engine.v1.GetMemoryRequest
-	(*GetMemoryResponse)(nil),         // 14: tandem.engine.v1.GetMemoryResponse
-	(*Stat)(nil),                      // 15: tandem.engine.v1.Stat
-	(*CreateSequenceRequest)(nil),     // 16: tandem.engine.v1.CreateSequenceRequest
-	(*CreateSequenceResponse)(nil),    // 17: tandem.engine.v1.CreateSequenceResponse
-	(*ForkSequenceRequest)(nil),       // 18: tandem.engine.v1.ForkSequenceRequest
-	(*ForkSequenceResponse)(nil),      // 19: tandem.engine.v1.ForkSequenceResponse
-	(*FreeSequenceRequest)(nil),       // 20: tandem.engine.v1.FreeSequenceRequest
-	(*FreeSequenceResponse)(nil),      // 21: tandem.engine.v1.FreeSequenceResponse
-	(*GetSequenceLengthRequest)(nil),  // 22: tandem.engine.v1.GetSequenceLengthRequest
-	(*GetSequenceLengthResponse)(nil), // 23: tandem.engine.v1.GetSequenceLengthResponse
-	(*TruncateSequenceRequest)(nil),   // 24: tandem.engine.v1.TruncateSequenceRequest
-	(*TruncateSequenceResponse)(nil),  // 25: tandem.engine.v1.TruncateSequenceResponse
-	(*SetSamplerRequest)(nil),         // 26: tandem.engine.v1.SetSamplerRequest
-	(*SetSamplerResponse)(nil),        // 27: tandem.engine.v1.SetSamplerResponse
-	(*Sampler)(nil),                   // 28: tandem.engine.v1.Sampler
-	(*CreateSnapshotRequest)(nil),     // 29: tandem.engine.v1.CreateSnapshotRequest
-	(*CreateSnapshotResponse)(nil),    // 30: tandem.engine.v1.CreateSnapshotResponse
-	(*RestoreSnapshotRequest)(nil),    // 31: tandem.engine.v1.RestoreSnapshotRequest
-	(*RestoreSnapshotResponse)(nil),   // 32: tandem.engine.v1.RestoreSnapshotResponse
-	(*DemoteSnapshotRequest)(nil),     // 33: tandem.engine.v1.DemoteSnapshotRequest
-	(*DemoteSnapshotResponse)(nil),    // 34: tandem.engine.v1.DemoteSnapshotResponse
-	(*FreeSnapshotRequest)(nil),       // 35: tandem.engine.v1.FreeSnapshotRequest
-	(*FreeSnapshotResponse)(nil),      // 36: tandem.engine.v1.FreeSnapshotResponse
-	(*SnapshotLayout)(nil),            // 37: tandem.engine.v1.SnapshotLayout
-	(*DescribeSnapshotRequest)(nil),   // 38: tandem.engine.v1.DescribeSnapshotRequest
-	(*DescribeSnapshotResponse)(nil),  // 39: tandem.engine.v1.DescribeSnapshotResponse
-	(*ReadSnapshotRequest)(nil),       // 40: tandem.engine.v1.ReadSnapshotRequest
-	(*ReadSnapshotResponse)(nil),      // 41: tandem.engine.v1.ReadSnapshotResponse
-	(*BeginSnapshotRequest)(nil),      // 42: tandem.engine.v1.BeginSnapshotRequest
-	(*BeginSnapshotResponse)(nil),     // 43: tandem.engine.v1.BeginSnapshotResponse
-	(*WriteSnapshotRequest)(nil),      // 44: tandem.engine.v1.WriteSnapshotRequest
-	(*WriteSnapshotResponse)(nil),     // 45: tandem.engine.v1.WriteSnapshotResponse
-	(*FinishSnapshotRequest)(nil),     // 46: tandem.engine.v1.FinishSnapshotRequest
-	(*FinishSnapshotResponse)(nil),    // 47: tandem.engine.v1.FinishSnapshotResponse
-	(*ExportSequenceRequest)(nil),     // 48: tandem.engine.v1.ExportSequenceRequest
-	(*ExportSequenceResponse)(nil),    // 49: tandem.engine.v1.ExportSequenceResponse
-	(*ImportSequenceRequest)(nil),     // 50: tandem.engine.v1.ImportSequenceRequest
-	(*ImportSequenceResponse)(nil),    // 51: tandem.engine.v1.ImportSequenceResponse
-	(*SetCaptureRequest)(nil),         // 52: tandem.engine.v1.SetCaptureRequest
-	(*SetCaptureResponse)(nil),        // 53: tandem.engine.v1.SetCaptureResponse
-	(*LoadFuseRequest)(nil),           // 54: tandem.engine.v1.LoadFuseRequest
-	(*LoadFuseResponse)(nil),          // 55: tandem.engine.v1.LoadFuseResponse
-	(*ScoreRequest)(nil),              // 56: tandem.engine.v1.ScoreRequest
-	(*ScoreResponse)(nil),             // 57: tandem.engine.v1.ScoreResponse
-	(*InterruptRequest)(nil),          // 58: tandem.engine.v1.InterruptRequest
-	(*InterruptResponse)(nil),         // 59: tandem.engine.v1.InterruptResponse
-	(*RunRequest)(nil),                // 60: tandem.engine.v1.RunRequest
-	(*Step)(nil),                      // 61: tandem.engine.v1.Step
-	(*Group)(nil),                     // 62: tandem.engine.v1.Group
-	(*Row)(nil),                       // 63: tandem.engine.v1.Row
-	(*Propose)(nil),                   // 64: tandem.engine.v1.Propose
-	(*FeatureRows)(nil),               // 65: tandem.engine.v1.FeatureRows
-	(*DraftRequest)(nil),              // 66: tandem.engine.v1.DraftRequest
-	(*RunResponse)(nil),               // 67: tandem.engine.v1.RunResponse
-	(*Failure)(nil),                   // 68: tandem.engine.v1.Failure
-	(*StepOutput)(nil),                // 69: tandem.engine.v1.StepOutput
-	(*ProposeOutput)(nil),             // 70: tandem.engine.v1.ProposeOutput
-	(v1.FeatureEncoding)(0),           // 71: tandem.v1.FeatureEncoding
+	(HiddenEncoding)(0),               // 2: tandem.engine.v1.HiddenEncoding
+	(*OpenRequest)(nil),               // 3: tandem.engine.v1.OpenRequest
+	(*OpenResponse)(nil),              // 4: tandem.engine.v1.OpenResponse
+	(*CloseRequest)(nil),              // 5: tandem.engine.v1.CloseRequest
+	(*CloseResponse)(nil),             // 6: tandem.engine.v1.CloseResponse
+	(*GetInfoRequest)(nil),            // 7: tandem.engine.v1.GetInfoRequest
+	(*GetInfoResponse)(nil),           // 8: tandem.engine.v1.GetInfoResponse
+	(*Info)(nil),                      // 9: tandem.engine.v1.Info
+	(*GetStatsRequest)(nil),           // 10: tandem.engine.v1.GetStatsRequest
+	(*GetStatsResponse)(nil),          // 11: tandem.engine.v1.GetStatsResponse
+	(*ListHandlesRequest)(nil),        // 12: tandem.engine.v1.ListHandlesRequest
+	(*ListHandlesResponse)(nil),       // 13: tandem.engine.v1.ListHandlesResponse
+	(*GetMemoryRequest)(nil),          // 14: tandem.engine.v1.GetMemoryRequest
+	(*GetMemoryResponse)(nil),         // 15: tandem.engine.v1.GetMemoryResponse
+	(*Stat)(nil),                      // 16: tandem.engine.v1.Stat
+	(*CreateSequenceRequest)(nil),     // 17: tandem.engine.v1.CreateSequenceRequest
+	(*CreateSequenceResponse)(nil),    // 18: tandem.engine.v1.CreateSequenceResponse
+	(*ForkSequenceRequest)(nil),       // 19: tandem.engine.v1.ForkSequenceRequest
+	(*ForkSequenceResponse)(nil),      // 20: tandem.engine.v1.ForkSequenceResponse
+	(*FreeSequenceRequest)(nil),       // 21: tandem.engine.v1.FreeSequenceRequest
+	(*FreeSequenceResponse)(nil),      // 22: tandem.engine.v1.FreeSequenceResponse
+	(*GetSequenceLengthRequest)(nil),  // 23: tandem.engine.v1.GetSequenceLengthRequest
+	(*GetSequenceLengthResponse)(nil), // 24: tandem.engine.v1.GetSequenceLengthResponse
+	(*TruncateSequenceRequest)(nil),   // 25: tandem.engine.v1.TruncateSequenceRequest
+	(*TruncateSequenceResponse)(nil),  // 26: tandem.engine.v1.TruncateSequenceResponse
+	(*SetSamplerRequest)(nil),         // 27: tandem.engine.v1.SetSamplerRequest
+	(*SetSamplerResponse)(nil),        // 28: tandem.engine.v1.SetSamplerResponse
+	(*Sampler)(nil),                   // 29: tandem.engine.v1.Sampler
+	(*CreateSnapshotRequest)(nil),     // 30: tandem.engine.v1.CreateSnapshotRequest
+	(*CreateSnapshotResponse)(nil),    // 31: tandem.engine.v1.CreateSnapshotResponse
+	(*RestoreSnapshotRequest)(nil),    // 32: tandem.engine.v1.RestoreSnapshotRequest
+	(*RestoreSnapshotResponse)(nil),   // 33: tandem.engine.v1.RestoreSnapshotResponse
+	(*DemoteSnapshotRequest)(nil),     // 34: tandem.engine.v1.DemoteSnapshotRequest
+	(*DemoteSnapshotResponse)(nil),    // 35: tandem.engine.v1.DemoteSnapshotResponse
+	(*FreeSnapshotRequest)(nil),       // 36: tandem.engine.v1.FreeSnapshotRequest
+	(*FreeSnapshotResponse)(nil),      // 37: tandem.engine.v1.FreeSnapshotResponse
+	(*SnapshotLayout)(nil),            // 38: tandem.engine.v1.SnapshotLayout
+	(*DescribeSnapshotRequest)(nil),   // 39: tandem.engine.v1.DescribeSnapshotRequest
+	(*DescribeSnapshotResponse)(nil),  // 40: tandem.engine.v1.DescribeSnapshotResponse
+	(*ReadSnapshotRequest)(nil),       // 41: tandem.engine.v1.ReadSnapshotRequest
+	(*ReadSnapshotResponse)(nil),      // 42: tandem.engine.v1.ReadSnapshotResponse
+	(*BeginSnapshotRequest)(nil),      // 43: tandem.engine.v1.BeginSnapshotRequest
+	(*BeginSnapshotResponse)(nil),     // 44: tandem.engine.v1.BeginSnapshotResponse
+	(*WriteSnapshotRequest)(nil),      // 45: tandem.engine.v1.WriteSnapshotRequest
+	(*WriteSnapshotResponse)(nil),     // 46: tandem.engine.v1.WriteSnapshotResponse
+	(*FinishSnapshotRequest)(nil),     // 47: tandem.engine.v1.FinishSnapshotRequest
+	(*FinishSnapshotResponse)(nil),    // 48: tandem.engine.v1.FinishSnapshotResponse
+	(*ExportSequenceRequest)(nil),     // 49: tandem.engine.v1.ExportSequenceRequest
+	(*ExportSequenceResponse)(nil),    // 50: tandem.engine.v1.ExportSequenceResponse
+	(*ImportSequenceRequest)(nil),     // 51: tandem.engine.v1.ImportSequenceRequest
+	(*ImportSequenceResponse)(nil),    // 52: tandem.engine.v1.ImportSequenceResponse
+	(*SetCaptureRequest)(nil),         // 53: tandem.engine.v1.SetCaptureRequest
+	(*SetCaptureResponse)(nil),        // 54: tandem.engine.v1.SetCaptureResponse
+	(*LoadFuseRequest)(nil),           // 55: tandem.engine.v1.LoadFuseRequest
+	(*LoadFuseResponse)(nil),          // 56: tandem.engine.v1.LoadFuseResponse
+	(*FuseRequest)(nil),               // 57: tandem.engine.v1.FuseRequest
+	(*FuseResponse)(nil),              // 58: tandem.engine.v1.FuseResponse
+	(*ScoreRequest)(nil),              // 59: tandem.engine.v1.ScoreRequest
+	(*Prompt)(nil),                    // 60: tandem.engine.v1.Prompt
+	(*ScoreResponse)(nil),             // 61: tandem.engine.v1.ScoreResponse
+	(*Scores)(nil),                    // 62: tandem.engine.v1.Scores
+	(*InterruptRequest)(nil),          // 63: tandem.engine.v1.InterruptRequest
+	(*InterruptResponse)(nil),         // 64: tandem.engine.v1.InterruptResponse
+	(*StepRequest)(nil),               // 65: tandem.engine.v1.StepRequest
+	(*Group)(nil),                     // 66: tandem.engine.v1.Group
+	(*Row)(nil),                       // 67: tandem.engine.v1.Row
+	(*ProposeRequest)(nil),            // 68: tandem.engine.v1.ProposeRequest
+	(*FeatureRows)(nil),               // 69: tandem.engine.v1.FeatureRows
+	(*DraftRequest)(nil),              // 70: tandem.engine.v1.DraftRequest
+	(*Failure)(nil),                   // 71: tandem.engine.v1.Failure
+	(*StepResponse)(nil),              // 72: tandem.engine.v1.StepResponse
+	(*ProposeResponse)(nil),           // 73: tandem.engine.v1.ProposeResponse
+	(v1.FeatureEncoding)(0),           // 74: tandem.v1.FeatureEncoding
 }
 var file_tandem_engine_v1_engine_proto_depIdxs = []int32{
 	0,  // 0: tandem.engine.v1.OpenRequest.role:type_name -> tandem.engine.v1.Role
-	8,  // 1: tandem.engine.v1.OpenResponse.info:type_name -> tandem.engine.v1.Info
-	8,  // 2: tandem.engine.v1.GetInfoResponse.info:type_name -> tandem.engine.v1.Info
+	9,  // 1: tandem.engine.v1.OpenResponse.info:type_name -> tandem.engine.v1.Info
+	9,  // 2: tandem.engine.v1.GetInfoResponse.info:type_name -> tandem.engine.v1.Info
 	0,  // 3: tandem.engine.v1.Info.role:type_name -> tandem.engine.v1.Role
-	15, // 4: tandem.engine.v1.GetStatsResponse.stats:type_name -> tandem.engine.v1.Stat
-	15, // 5: tandem.engine.v1.GetMemoryResponse.entries:type_name -> tandem.engine.v1.Stat
-	28, // 6: tandem.engine.v1.SetSamplerRequest.sampler:type_name -> tandem.engine.v1.Sampler
-	37, // 7: tandem.engine.v1.DescribeSnapshotResponse.layout:type_name -> tandem.engine.v1.SnapshotLayout
-	37, // 8: tandem.engine.v1.BeginSnapshotRequest.layout:type_name -> tandem.engine.v1.SnapshotLayout
-	8,  // 9: tandem.engine.v1.SetCaptureResponse.info:type_name -> tandem.engine.v1.Info
-	8,  // 10: tandem.engine.v1.LoadFuseResponse.info:type_name -> tandem.engine.v1.Info
-	61, // 11: tandem.engine.v1.RunRequest.step:type_name -> tandem.engine.v1.Step
-	64, // 12: tandem.engine.v1.RunRequest.propose:type_name -> tandem.engine.v1.Propose
-	63, // 13: tandem.engine.v1.Step.rows:type_name -> tandem.engine.v1.Row
-	71, // 14: tandem.engine.v1.Step.features:type_name -> tandem.v1.FeatureEncoding
-	62, // 15: tandem.engine.v1.Step.groups:type_name -> tandem.engine.v1.Group
-	1,  // 16: tandem.engine.v1.Group.kind:type_name -> tandem.engine.v1.GroupKind
-	65, // 17: tandem.engine.v1.Propose.features:type_name -> tandem.engine.v1.FeatureRows
-	66, // 18: tandem.engine.v1.Propose.requests:type_name -> tandem.engine.v1.DraftRequest
-	71, // 19: tandem.engine.v1.FeatureRows.encoding:type_name -> tandem.v1.FeatureEncoding
-	68, // 20: tandem.engine.v1.RunResponse.failure:type_name -> tandem.engine.v1.Failure
-	69, // 21: tandem.engine.v1.RunResponse.step:type_name -> tandem.engine.v1.StepOutput
-	70, // 22: tandem.engine.v1.RunResponse.propose:type_name -> tandem.engine.v1.ProposeOutput
-	2,  // 23: tandem.engine.v1.EngineService.Open:input_type -> tandem.engine.v1.OpenRequest
-	4,  // 24: tandem.engine.v1.EngineService.Close:input_type -> tandem.engine.v1.CloseRequest
-	6,  // 25: tandem.engine.v1.EngineService.GetInfo:input_type -> tandem.engine.v1.GetInfoRequest
-	9,  // 26: tandem.engine.v1.EngineService.GetStats:input_type -> tandem.engine.v1.GetStatsRequest
-	13, // 27: tandem.engine.v1.EngineService.GetMemory:input_type -> tandem.engine.v1.GetMemoryRequest
-	11, // 28: tandem.engine.v1.EngineService.ListHandles:input_type -> tandem.engine.v1.ListHandlesRequest
-	16, // 29: tandem.engine.v1.EngineService.CreateSequence:input_type -> tandem.engine.v1.CreateSequenceRequest
-	18, // 30: tandem.engine.v1.EngineService.ForkSequence:input_type -> tandem.engine.v1.ForkSequenceRequest
-	20, // 31: tandem.engine.v1.EngineService.FreeSequence:input_type -> tandem.engine.v1.FreeSequenceRequest
-	22, // 32: tandem.engine.v1.EngineService.GetSequenceLength:input_type -> tandem.engine.v1.GetSequenceLengthRequest
-	24, // 33: tandem.engine.v1.EngineService.TruncateSequence:input_type -> tandem.engine.v1.TruncateSequenceRequest
-	26, // 34: tandem.engine.v1.EngineService.SetSampler:input_type -> tandem.engine.v1.SetSamplerRequest
-	29, // 35: tandem.engine.v1.EngineService.CreateSnapshot:input_type -> tandem.engine.v1.CreateSnapshotRequest
-	31, // 36: tandem.engine.v1.EngineService.RestoreSnapshot:input_type -> tandem.engine.v1.RestoreSnapshotRequest
-	33, // 37: tandem.engine.v1.EngineService.DemoteSnapshot:input_type -> tandem.engine.v1.DemoteSnapshotRequest
-	35, // 38: tandem.engine.v1.EngineService.FreeSnapshot:input_type -> tandem.engine.v1.FreeSnapshotRequest
-	38, // 39: tandem.engine.v1.EngineService.DescribeSnapshot:input_type -> tandem.engine.v1.DescribeSnapshotRequest
-	40, // 40: tandem.engine.v1.EngineService.ReadSnapshot:input_type -> tandem.engine.v1.ReadSnapshotRequest
-	42, // 41: tandem.engine.v1.EngineService.BeginSnapshot:input_type -> tandem.engine.v1.BeginSnapshotRequest
-	44, // 42: tandem.engine.v1.EngineService.WriteSnapshot:input_type -> tandem.engine.v1.WriteSnapshotRequest
-	46, // 43: tandem.engine.v1.EngineService.FinishSnapshot:input_type -> tandem.engine.v1.FinishSnapshotRequest
-	48, // 44: tandem.engine.v1.EngineService.ExportSequence:input_type -> tandem.engine.v1.ExportSequenceRequest
-	50, // 45: tandem.engine.v1.EngineService.ImportSequence:input_type -> tandem.engine.v1.ImportSequenceRequest
-	52, // 46: tandem.engine.v1.EngineService.SetCapture:input_type -> tandem.engine.v1.SetCaptureRequest
-	54, // 47: tandem.engine.v1.EngineService.LoadFuse:input_type -> tandem.engine.v1.LoadFuseRequest
-	56, // 48: tandem.engine.v1.EngineService.Score:input_type -> tandem.engine.v1.ScoreRequest
-	60, // 49: tandem.engine.v1.EngineService.Run:input_type -> tandem.engine.v1.RunRequest
-	58, // 50: tandem.engine.v1.EngineService.Interrupt:input_type -> tandem.engine.v1.InterruptRequest
-	3,  // 51: tandem.engine.v1.EngineService.Open:output_type -> tandem.engine.v1.OpenResponse
-	5,  // 52: tandem.engine.v1.EngineService.Close:output_type -> tandem.engine.v1.CloseResponse
-	7,  // 53: tandem.engine.v1.EngineService.GetInfo:output_type -> tandem.engine.v1.GetInfoResponse
-	10, // 54: tandem.engine.v1.EngineService.GetStats:output_type -> tandem.engine.v1.GetStatsResponse
-	14, // 55: tandem.engine.v1.EngineService.GetMemory:output_type -> tandem.engine.v1.GetMemoryResponse
-	12, // 56: tandem.engine.v1.EngineService.ListHandles:output_type -> tandem.engine.v1.ListHandlesResponse
-	17, // 57: tandem.engine.v1.EngineService.CreateSequence:output_type -> tandem.engine.v1.CreateSequenceResponse
-	19, // 58: tandem.engine.v1.EngineService.ForkSequence:output_type -> tandem.engine.v1.ForkSequenceResponse
-	21, // 59: tandem.engine.v1.EngineService.FreeSequence:output_type -> tandem.engine.v1.FreeSequenceResponse
-	23, // 60: tandem.engine.v1.EngineService.GetSequenceLength:output_type -> tandem.engine.v1.GetSequenceLengthResponse
-	25, // 61: tandem.engine.v1.EngineService.TruncateSequence:output_type -> tandem.engine.v1.TruncateSequenceResponse
-	27, // 62: tandem.engine.v1.EngineService.SetSampler:output_type -> tandem.engine.v1.SetSamplerResponse
-	30, // 63: tandem.engine.v1.EngineService.CreateSnapshot:output_type -> tandem.engine.v1.CreateSnapshotResponse
-	32, // 64: tandem.engine.v1.EngineService.RestoreSnapshot:output_type -> tandem.engine.v1.RestoreSnapshotResponse
-	34, // 65: tandem.engine.v1.EngineService.DemoteSnapshot:output_type -> tandem.engine.v1.DemoteSnapshotResponse
-	36, // 66: tandem.engine.v1.EngineService.FreeSnapshot:output_type -> tandem.engine.v1.FreeSnapshotResponse
-	39, // 67: tandem.engine.v1.EngineService.DescribeSnapshot:output_type -> tandem.engine.v1.DescribeSnapshotResponse
-	41, // 68: tandem.engine.v1.EngineService.ReadSnapshot:output_type -> tandem.engine.v1.ReadSnapshotResponse
-	43, // 69: tandem.engine.v1.EngineService.BeginSnapshot:output_type -> tandem.engine.v1.BeginSnapshotResponse
-	45, // 70: tandem.engine.v1.EngineService.WriteSnapshot:output_type -> tandem.engine.v1.WriteSnapshotResponse
-	47, // 71: tandem.engine.v1.EngineService.FinishSnapshot:output_type -> tandem.engine.v1.FinishSnapshotResponse
-	49, // 72: tandem.engine.v1.EngineService.ExportSequence:output_type -> tandem.engine.v1.ExportSequenceResponse
-	51, // 73: tandem.engine.v1.EngineService.ImportSequence:output_type -> tandem.engine.v1.ImportSequenceResponse
-	53, // 74: tandem.engine.v1.EngineService.SetCapture:output_type -> tandem.engine.v1.SetCaptureResponse
-	55, // 75: tandem.engine.v1.EngineService.LoadFuse:output_type -> tandem.engine.v1.LoadFuseResponse
-	57, // 76: tandem.engine.v1.EngineService.Score:output_type -> tandem.engine.v1.ScoreResponse
-	67, // 77: tandem.engine.v1.EngineService.Run:output_type -> tandem.engine.v1.RunResponse
-	59, // 78: tandem.engine.v1.EngineService.Interrupt:output_type -> tandem.engine.v1.InterruptResponse
-	51, // [51:79] is the sub-list for method output_type
-	23, // [23:51] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	16, // 4: tandem.engine.v1.GetStatsResponse.stats:type_name -> tandem.engine.v1.Stat
+	16, // 5: tandem.engine.v1.GetMemoryResponse.entries:type_name -> tandem.engine.v1.Stat
+	29, // 6: tandem.engine.v1.SetSamplerRequest.sampler:type_name -> tandem.engine.v1.Sampler
+	38, // 7: tandem.engine.v1.DescribeSnapshotResponse.layout:type_name -> tandem.engine.v1.SnapshotLayout
+	38, // 8: tandem.engine.v1.BeginSnapshotRequest.layout:type_name -> tandem.engine.v1.SnapshotLayout
+	9,  // 9: tandem.engine.v1.SetCaptureResponse.info:type_name -> tandem.engine.v1.Info
+	9,  // 10: tandem.engine.v1.LoadFuseResponse.info:type_name -> tandem.engine.v1.Info
+	1,  // 11: tandem.engine.v1.FuseRequest.kind:type_name -> tandem.engine.v1.GroupKind
+	74, // 12: tandem.engine.v1.FuseRequest.raw_encoding:type_name -> tandem.v1.FeatureEncoding
+	74, // 13: tandem.engine.v1.FuseRequest.fused_encoding:type_name -> tandem.v1.FeatureEncoding
+	60, // 14: tandem.engine.v1.ScoreRequest.prompts:type_name -> tandem.engine.v1.Prompt
+	62, // 15: tandem.engine.v1.ScoreResponse.prompts:type_name -> tandem.engine.v1.Scores
+	67, // 16: tandem.engine.v1.StepRequest.rows:type_name -> tandem.engine.v1.Row
+	66, // 17: tandem.engine.v1.StepRequest.groups:type_name -> tandem.engine.v1.Group
+	74, // 18: tandem.engine.v1.StepRequest.features:type_name -> tandem.v1.FeatureEncoding
+	2,  // 19: tandem.engine.v1.StepRequest.hidden:type_name -> tandem.engine.v1.HiddenEncoding
+	1,  // 20: tandem.engine.v1.Group.kind:type_name -> tandem.engine.v1.GroupKind
+	69, // 21: tandem.engine.v1.ProposeRequest.features:type_name -> tandem.engine.v1.FeatureRows
+	70, // 22: tandem.engine.v1.ProposeRequest.requests:type_name -> tandem.engine.v1.DraftRequest
+	74, // 23: tandem.engine.v1.FeatureRows.encoding:type_name -> tandem.v1.FeatureEncoding
+	71, // 24: tandem.engine.v1.StepResponse.failure:type_name -> tandem.engine.v1.Failure
+	71, // 25: tandem.engine.v1.ProposeResponse.failure:type_name -> tandem.engine.v1.Failure
+	3,  // 26: tandem.engine.v1.EngineService.Open:input_type -> tandem.engine.v1.OpenRequest
+	5,  // 27: tandem.engine.v1.EngineService.Close:input_type -> tandem.engine.v1.CloseRequest
+	7,  // 28: tandem.engine.v1.EngineService.GetInfo:input_type -> tandem.engine.v1.GetInfoRequest
+	10, // 29: tandem.engine.v1.EngineService.GetStats:input_type -> tandem.engine.v1.GetStatsRequest
+	14, // 30: tandem.engine.v1.EngineService.GetMemory:input_type -> tandem.engine.v1.GetMemoryRequest
+	12, // 31: tandem.engine.v1.EngineService.ListHandles:input_type -> tandem.engine.v1.ListHandlesRequest
+	63, // 32: tandem.engine.v1.EngineService.Interrupt:input_type -> tandem.engine.v1.InterruptRequest
+	17, // 33: tandem.engine.v1.SequenceService.CreateSequence:input_type -> tandem.engine.v1.CreateSequenceRequest
+	19, // 34: tandem.engine.v1.SequenceService.ForkSequence:input_type -> tandem.engine.v1.ForkSequenceRequest
+	21, // 35: tandem.engine.v1.SequenceService.FreeSequence:input_type -> tandem.engine.v1.FreeSequenceRequest
+	23, // 36: tandem.engine.v1.SequenceService.GetSequenceLength:input_type -> tandem.engine.v1.GetSequenceLengthRequest
+	25, // 37: tandem.engine.v1.SequenceService.TruncateSequence:input_type -> tandem.engine.v1.TruncateSequenceRequest
+	30, // 38: tandem.engine.v1.SequenceService.CreateSnapshot:input_type -> tandem.engine.v1.CreateSnapshotRequest
+	32, // 39: tandem.engine.v1.SequenceService.RestoreSnapshot:input_type -> tandem.engine.v1.RestoreSnapshotRequest
+	34, // 40: tandem.engine.v1.SequenceService.DemoteSnapshot:input_type -> tandem.engine.v1.DemoteSnapshotRequest
+	36, // 41: tandem.engine.v1.SequenceService.FreeSnapshot:input_type -> tandem.engine.v1.FreeSnapshotRequest
+	49, // 42: tandem.engine.v1.SequenceService.ExportSequence:input_type -> tandem.engine.v1.ExportSequenceRequest
+	51, // 43: tandem.engine.v1.SequenceService.ImportSequence:input_type -> tandem.engine.v1.ImportSequenceRequest
+	27, // 44: tandem.engine.v1.TargetService.SetSampler:input_type -> tandem.engine.v1.SetSamplerRequest
+	39, // 45: tandem.engine.v1.TargetService.DescribeSnapshot:input_type -> tandem.engine.v1.DescribeSnapshotRequest
+	41, // 46: tandem.engine.v1.TargetService.ReadSnapshot:input_type -> tandem.engine.v1.ReadSnapshotRequest
+	43, // 47: tandem.engine.v1.TargetService.BeginSnapshot:input_type -> tandem.engine.v1.BeginSnapshotRequest
+	45, // 48: tandem.engine.v1.TargetService.WriteSnapshot:input_type -> tandem.engine.v1.WriteSnapshotRequest
+	47, // 49: tandem.engine.v1.TargetService.FinishSnapshot:input_type -> tandem.engine.v1.FinishSnapshotRequest
+	53, // 50: tandem.engine.v1.TargetService.SetCapture:input_type -> tandem.engine.v1.SetCaptureRequest
+	55, // 51: tandem.engine.v1.TargetService.LoadFuse:input_type -> tandem.engine.v1.LoadFuseRequest
+	57, // 52: tandem.engine.v1.TargetService.Fuse:input_type -> tandem.engine.v1.FuseRequest
+	65, // 53: tandem.engine.v1.TargetService.Step:input_type -> tandem.engine.v1.StepRequest
+	68, // 54: tandem.engine.v1.DraftService.Propose:input_type -> tandem.engine.v1.ProposeRequest
+	59, // 55: tandem.engine.v1.ScoreService.Score:input_type -> tandem.engine.v1.ScoreRequest
+	4,  // 56: tandem.engine.v1.EngineService.Open:output_type -> tandem.engine.v1.OpenResponse
+	6,  // 57: tandem.engine.v1.EngineService.Close:output_type -> tandem.engine.v1.CloseResponse
+	8,  // 58: tandem.engine.v1.EngineService.GetInfo:output_type -> tandem.engine.v1.GetInfoResponse
+	11, // 59: tandem.engine.v1.EngineService.GetStats:output_type -> tandem.engine.v1.GetStatsResponse
+	15, // 60: tandem.engine.v1.EngineService.GetMemory:output_type -> tandem.engine.v1.GetMemoryResponse
+	13, // 61: tandem.engine.v1.EngineService.ListHandles:output_type -> tandem.engine.v1.ListHandlesResponse
+	64, // 62: tandem.engine.v1.EngineService.Interrupt:output_type -> tandem.engine.v1.InterruptResponse
+	18, // 63: tandem.engine.v1.SequenceService.CreateSequence:output_type -> tandem.engine.v1.CreateSequenceResponse
+	20, // 64: tandem.engine.v1.SequenceService.ForkSequence:output_type -> tandem.engine.v1.ForkSequenceResponse
+	22, // 65: tandem.engine.v1.SequenceService.FreeSequence:output_type -> tandem.engine.v1.FreeSequenceResponse
+	24, // 66: tandem.engine.v1.SequenceService.GetSequenceLength:output_type -> tandem.engine.v1.GetSequenceLengthResponse
+	26, // 67: tandem.engine.v1.SequenceService.TruncateSequence:output_type -> tandem.engine.v1.TruncateSequenceResponse
+	31, // 68: tandem.engine.v1.SequenceService.CreateSnapshot:output_type -> tandem.engine.v1.CreateSnapshotResponse
+	33, // 69: tandem.engine.v1.SequenceService.RestoreSnapshot:output_type -> tandem.engine.v1.RestoreSnapshotResponse
+	35, // 70: tandem.engine.v1.SequenceService.DemoteSnapshot:output_type -> tandem.engine.v1.DemoteSnapshotResponse
+	37, // 71: tandem.engine.v1.SequenceService.FreeSnapshot:output_type -> tandem.engine.v1.FreeSnapshotResponse
+	50, // 72: tandem.engine.v1.SequenceService.ExportSequence:output_type -> tandem.engine.v1.ExportSequenceResponse
+	52, // 73: tandem.engine.v1.SequenceService.ImportSequence:output_type -> tandem.engine.v1.ImportSequenceResponse
+	28, // 74: tandem.engine.v1.TargetService.SetSampler:output_type -> tandem.engine.v1.SetSamplerResponse
+	40, // 75: tandem.engine.v1.TargetService.DescribeSnapshot:output_type -> tandem.engine.v1.DescribeSnapshotResponse
+	42, // 76: tandem.engine.v1.TargetService.ReadSnapshot:output_type -> tandem.engine.v1.ReadSnapshotResponse
+	44, // 77: tandem.engine.v1.TargetService.BeginSnapshot:output_type -> tandem.engine.v1.BeginSnapshotResponse
+	46, // 78: tandem.engine.v1.TargetService.WriteSnapshot:output_type -> tandem.engine.v1.WriteSnapshotResponse
+	48, // 79: tandem.engine.v1.TargetService.FinishSnapshot:output_type -> tandem.engine.v1.FinishSnapshotResponse
+	54, // 80: tandem.engine.v1.TargetService.SetCapture:output_type -> tandem.engine.v1.SetCaptureResponse
+	56, // 81: tandem.engine.v1.TargetService.LoadFuse:output_type -> tandem.engine.v1.LoadFuseResponse
+	58, // 82: tandem.engine.v1.TargetService.Fuse:output_type -> tandem.engine.v1.FuseResponse
+	72, // 83: tandem.engine.v1.TargetService.Step:output_type -> tandem.engine.v1.StepResponse
+	73, // 84: tandem.engine.v1.DraftService.Propose:output_type -> tandem.engine.v1.ProposeResponse
+	61, // 85: tandem.engine.v1.ScoreService.Score:output_type -> tandem.engine.v1.ScoreResponse
+	56, // [56:86] is the sub-list for method output_type
+	26, // [26:56] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_tandem_engine_v1_engine_proto_init() }
@@ -4768,23 +4979,15 @@ func file_tandem_engine_v1_engine_proto_init() {
 	if File_tandem_engine_v1_engine_proto != nil {
 		return
 	}
-	file_tandem_engine_v1_engine_proto_msgTypes[58].OneofWrappers = []any{
-		(*RunRequest_Step)(nil),
-		(*RunRequest_Propose)(nil),
-	}
-	file_tandem_engine_v1_engine_proto_msgTypes[65].OneofWrappers = []any{
-		(*RunResponse_Step)(nil),
-		(*RunResponse_Propose)(nil),
-	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_engine_v1_engine_proto_rawDesc), len(file_tandem_engine_v1_engine_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   69,
+			NumEnums:      3,
+			NumMessages:   71,
 			NumExtensions: 0,
-			NumServices:   1,
+			NumServices:   5,
 		},
 		GoTypes:           file_tandem_engine_v1_engine_proto_goTypes,
 		DependencyIndexes: file_tandem_engine_v1_engine_proto_depIdxs,

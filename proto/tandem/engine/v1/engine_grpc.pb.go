@@ -19,45 +19,20 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	EngineService_Open_FullMethodName              = "/tandem.engine.v1.EngineService/Open"
-	EngineService_Close_FullMethodName             = "/tandem.engine.v1.EngineService/Close"
-	EngineService_GetInfo_FullMethodName           = "/tandem.engine.v1.EngineService/GetInfo"
-	EngineService_GetStats_FullMethodName          = "/tandem.engine.v1.EngineService/GetStats"
-	EngineService_GetMemory_FullMethodName         = "/tandem.engine.v1.EngineService/GetMemory"
-	EngineService_ListHandles_FullMethodName       = "/tandem.engine.v1.EngineService/ListHandles"
-	EngineService_CreateSequence_FullMethodName    = "/tandem.engine.v1.EngineService/CreateSequence"
-	EngineService_ForkSequence_FullMethodName      = "/tandem.engine.v1.EngineService/ForkSequence"
-	EngineService_FreeSequence_FullMethodName      = "/tandem.engine.v1.EngineService/FreeSequence"
-	EngineService_GetSequenceLength_FullMethodName = "/tandem.engine.v1.EngineService/GetSequenceLength"
-	EngineService_TruncateSequence_FullMethodName  = "/tandem.engine.v1.EngineService/TruncateSequence"
-	EngineService_SetSampler_FullMethodName        = "/tandem.engine.v1.EngineService/SetSampler"
-	EngineService_CreateSnapshot_FullMethodName    = "/tandem.engine.v1.EngineService/CreateSnapshot"
-	EngineService_RestoreSnapshot_FullMethodName   = "/tandem.engine.v1.EngineService/RestoreSnapshot"
-	EngineService_DemoteSnapshot_FullMethodName    = "/tandem.engine.v1.EngineService/DemoteSnapshot"
-	EngineService_FreeSnapshot_FullMethodName      = "/tandem.engine.v1.EngineService/FreeSnapshot"
-	EngineService_DescribeSnapshot_FullMethodName  = "/tandem.engine.v1.EngineService/DescribeSnapshot"
-	EngineService_ReadSnapshot_FullMethodName      = "/tandem.engine.v1.EngineService/ReadSnapshot"
-	EngineService_BeginSnapshot_FullMethodName     = "/tandem.engine.v1.EngineService/BeginSnapshot"
-	EngineService_WriteSnapshot_FullMethodName     = "/tandem.engine.v1.EngineService/WriteSnapshot"
-	EngineService_FinishSnapshot_FullMethodName    = "/tandem.engine.v1.EngineService/FinishSnapshot"
-	EngineService_ExportSequence_FullMethodName    = "/tandem.engine.v1.EngineService/ExportSequence"
-	EngineService_ImportSequence_FullMethodName    = "/tandem.engine.v1.EngineService/ImportSequence"
-	EngineService_SetCapture_FullMethodName        = "/tandem.engine.v1.EngineService/SetCapture"
-	EngineService_LoadFuse_FullMethodName          = "/tandem.engine.v1.EngineService/LoadFuse"
-	EngineService_Score_FullMethodName             = "/tandem.engine.v1.EngineService/Score"
-	EngineService_Run_FullMethodName               = "/tandem.engine.v1.EngineService/Run"
-	EngineService_Interrupt_FullMethodName         = "/tandem.engine.v1.EngineService/Interrupt"
+	EngineService_Open_FullMethodName        = "/tandem.engine.v1.EngineService/Open"
+	EngineService_Close_FullMethodName       = "/tandem.engine.v1.EngineService/Close"
+	EngineService_GetInfo_FullMethodName     = "/tandem.engine.v1.EngineService/GetInfo"
+	EngineService_GetStats_FullMethodName    = "/tandem.engine.v1.EngineService/GetStats"
+	EngineService_GetMemory_FullMethodName   = "/tandem.engine.v1.EngineService/GetMemory"
+	EngineService_ListHandles_FullMethodName = "/tandem.engine.v1.EngineService/ListHandles"
+	EngineService_Interrupt_FullMethodName   = "/tandem.engine.v1.EngineService/Interrupt"
 )
 
 // EngineServiceClient is the client API for EngineService service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// EngineService is what a worker asks of its engine process: one engine on one device, as declared by
-// native/include/tandem/engine.h, whose comments are the reference for semantics, limits and errors. A process opens one
-// engine in its life. Control is unary; the decode loop is the Run stream. One submitter at a time: Run and the calls that
-// touch sequences wait for each other in arrival order; Get and List calls never wait. A call whose context ends while it waits
-// does nothing; one that already runs is interrupted within one layer (CANCELED).
+// EngineService is what engines of all roles have in common.
 type EngineServiceClient interface {
 	// Open loads a model: progress while weights load, then one message with info. FAILED_PRECONDITION: already open.
 	// Not to be retried in the same process after a failure other than INVALID_ARGUMENT and NOT_FOUND.
@@ -72,57 +47,8 @@ type EngineServiceClient interface {
 	GetMemory(ctx context.Context, in *GetMemoryRequest, opts ...grpc.CallOption) (*GetMemoryResponse, error)
 	// ListHandles lists the sequences and snapshots that exist. May be retried.
 	ListHandles(ctx context.Context, in *ListHandlesRequest, opts ...grpc.CallOption) (*ListHandlesResponse, error)
-	// CreateSequence makes an empty sequence. RESOURCE_EXHAUSTED: max_sequences exist. When the call is cancelled before it
-	// returns, the sequence is freed again; a caller that gives up later does not learn its handle, so callers wait.
-	CreateSequence(ctx context.Context, in *CreateSequenceRequest, opts ...grpc.CallOption) (*CreateSequenceResponse, error)
-	// ForkSequence makes a sequence in the state of another one, but for its sampler, pending rows and kept features; they
-	// share pages. RESOURCE_EXHAUSTED and cancellation: as with CreateSequence.
-	ForkSequence(ctx context.Context, in *ForkSequenceRequest, opts ...grpc.CallOption) (*ForkSequenceResponse, error)
-	// FreeSequence forgets a sequence. NOT_FOUND: no such sequence, as everywhere below.
-	FreeSequence(ctx context.Context, in *FreeSequenceRequest, opts ...grpc.CallOption) (*FreeSequenceResponse, error)
-	// GetSequenceLength counts committed positions.
-	GetSequenceLength(ctx context.Context, in *GetSequenceLengthRequest, opts ...grpc.CallOption) (*GetSequenceLengthResponse, error)
-	// TruncateSequence keeps the first positions. FAILED_PRECONDITION: recurrent states cannot go back.
-	TruncateSequence(ctx context.Context, in *TruncateSequenceRequest, opts ...grpc.CallOption) (*TruncateSequenceResponse, error)
-	// SetSampler sets how tokens of a sequence are chosen.
-	SetSampler(ctx context.Context, in *SetSamplerRequest, opts ...grpc.CallOption) (*SetSamplerResponse, error)
-	// CreateSnapshot shares the pages of a sequence and copies its state to host memory. Cancellation: as with
-	// CreateSequence.
-	CreateSnapshot(ctx context.Context, in *CreateSnapshotRequest, opts ...grpc.CallOption) (*CreateSnapshotResponse, error)
-	// RestoreSnapshot overwrites a sequence with a snapshot, which stays.
-	RestoreSnapshot(ctx context.Context, in *RestoreSnapshotRequest, opts ...grpc.CallOption) (*RestoreSnapshotResponse, error)
-	// DemoteSnapshot moves the pages of a snapshot that no sequence holds to host memory; RestoreSnapshot brings them back.
-	DemoteSnapshot(ctx context.Context, in *DemoteSnapshotRequest, opts ...grpc.CallOption) (*DemoteSnapshotResponse, error)
-	// FreeSnapshot forgets a snapshot.
-	FreeSnapshot(ctx context.Context, in *FreeSnapshotRequest, opts ...grpc.CallOption) (*FreeSnapshotResponse, error)
-	// DescribeSnapshot returns the layout of a snapshot, for reading it piece by piece.
-	DescribeSnapshot(ctx context.Context, in *DescribeSnapshotRequest, opts ...grpc.CallOption) (*DescribeSnapshotResponse, error)
-	// ReadSnapshot returns bytes of a snapshot: of its state, or whole blocks of a page.
-	ReadSnapshot(ctx context.Context, in *ReadSnapshotRequest, opts ...grpc.CallOption) (*ReadSnapshotResponse, error)
-	// BeginSnapshot begins a snapshot that is written piece by piece. FAILED_PRECONDITION: another model, layer range or
-	// type. Cancellation: as with CreateSequence.
-	BeginSnapshot(ctx context.Context, in *BeginSnapshotRequest, opts ...grpc.CallOption) (*BeginSnapshotResponse, error)
-	// WriteSnapshot writes the next bytes of one. DATA_LOSS: damaged; nothing was written.
-	WriteSnapshot(ctx context.Context, in *WriteSnapshotRequest, opts ...grpc.CallOption) (*WriteSnapshotResponse, error)
-	// FinishSnapshot makes it a snapshot like any other. FAILED_PRECONDITION: bytes are missing.
-	FinishSnapshot(ctx context.Context, in *FinishSnapshotRequest, opts ...grpc.CallOption) (*FinishSnapshotResponse, error)
-	// ExportSequence sends the state of a sequence in chunks.
-	ExportSequence(ctx context.Context, in *ExportSequenceRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportSequenceResponse], error)
-	// ImportSequence overwrites a sequence with an exported state. FAILED_PRECONDITION: another model, layer range or type;
-	// DATA_LOSS: damaged, or fewer bytes than announced.
-	ImportSequence(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportSequenceRequest, ImportSequenceResponse], error)
-	// SetCapture chooses the layers whose outgoing residual stream are features.
-	SetCapture(ctx context.Context, in *SetCaptureRequest, opts ...grpc.CallOption) (*SetCaptureResponse, error)
-	// LoadFuse loads fc and norm of a draft from a local file and captures its layers.
-	LoadFuse(ctx context.Context, in *LoadFuseRequest, opts ...grpc.CallOption) (*LoadFuseResponse, error)
-	// Score rates every token of a prompt by the attention that query rows pay to it.
-	Score(ctx context.Context, in *ScoreRequest, opts ...grpc.CallOption) (*ScoreResponse, error)
-	// Run is the decode loop: the engine answers every request in order, with failures in the answer, so that the stream
-	// outlives them. At most one request is in flight on a stream; several streams may be open, whose requests wait for each
-	// other at the engine. Numbers of requests are unique among them.
-	Run(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[RunRequest, RunResponse], error)
-	// Interrupt makes the request with this number on a Run stream return CANCELED at its next layer; no effect when that
-	// request is not running. May be retried.
+	// Interrupt makes the request with this number on a stream of a decode loop return CANCELED at its next layer; no
+	// effect when that request is not running. May be retried.
 	Interrupt(ctx context.Context, in *InterruptRequest, opts ...grpc.CallOption) (*InterruptResponse, error)
 }
 
@@ -203,231 +129,6 @@ func (c *engineServiceClient) ListHandles(ctx context.Context, in *ListHandlesRe
 	return out, nil
 }
 
-func (c *engineServiceClient) CreateSequence(ctx context.Context, in *CreateSequenceRequest, opts ...grpc.CallOption) (*CreateSequenceResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(CreateSequenceResponse)
-	err := c.cc.Invoke(ctx, EngineService_CreateSequence_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *engineServiceClient) ForkSequence(ctx context.Context, in *ForkSequenceRequest, opts ...grpc.CallOption) (*ForkSequenceResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(ForkSequenceResponse)
-	err := c.cc.Invoke(ctx, EngineService_ForkSequence_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *engineServiceClient) FreeSequence(ctx context.Context, in *FreeSequenceRequest, opts ...grpc.CallOption) (*FreeSequenceResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(FreeSequenceResponse)
-	err := c.cc.Invoke(ctx, EngineService_FreeSequence_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *engineServiceClient) GetSequenceLength(ctx context.Context, in *GetSequenceLengthRequest, opts ...grpc.CallOption) (*GetSequenceLengthResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(GetSequenceLengthResponse)
-	err := c.cc.Invoke(ctx, EngineService_GetSequenceLength_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *engineServiceClient) TruncateSequence(ctx context.Context, in *TruncateSequenceRequest, opts ...grpc.CallOption) (*TruncateSequenceResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(TruncateSequenceResponse)
-	err := c.cc.Invoke(ctx, EngineService_TruncateSequence_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *engineServiceClient) SetSampler(ctx context.Context, in *SetSamplerRequest, opts ...grpc.CallOption) (*SetSamplerResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(SetSamplerResponse)
-	err := c.cc.Invoke(ctx, EngineService_SetSampler_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *engineServiceClient) CreateSnapshot(ctx context.Context, in *CreateSnapshotRequest, opts ...grpc.CallOption) (*CreateSnapshotResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(CreateSnapshotResponse)
-	err := c.cc.Invoke(ctx, EngineService_CreateSnapshot_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *engineServiceClient) RestoreSnapshot(ctx context.Context, in *RestoreSnapshotRequest, opts ...grpc.CallOption) (*RestoreSnapshotResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(RestoreSnapshotResponse)
-	err := c.cc.Invoke(ctx, EngineService_RestoreSnapshot_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *engineServiceClient) DemoteSnapshot(ctx context.Context, in *DemoteSnapshotRequest, opts ...grpc.CallOption) (*DemoteSnapshotResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(DemoteSnapshotResponse)
-	err := c.cc.Invoke(ctx, EngineService_DemoteSnapshot_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *engineServiceClient) FreeSnapshot(ctx context.Context, in *FreeSnapshotRequest, opts ...grpc.CallOption) (*FreeSnapshotResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(FreeSnapshotResponse)
-	err := c.cc.Invoke(ctx, EngineService_FreeSnapshot_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *engineServiceClient) DescribeSnapshot(ctx context.Context, in *DescribeSnapshotRequest, opts ...grpc.CallOption) (*DescribeSnapshotResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(DescribeSnapshotResponse)
-	err := c.cc.Invoke(ctx, EngineService_DescribeSnapshot_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *engineServiceClient) ReadSnapshot(ctx context.Context, in *ReadSnapshotRequest, opts ...grpc.CallOption) (*ReadSnapshotResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(ReadSnapshotResponse)
-	err := c.cc.Invoke(ctx, EngineService_ReadSnapshot_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *engineServiceClient) BeginSnapshot(ctx context.Context, in *BeginSnapshotRequest, opts ...grpc.CallOption) (*BeginSnapshotResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(BeginSnapshotResponse)
-	err := c.cc.Invoke(ctx, EngineService_BeginSnapshot_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *engineServiceClient) WriteSnapshot(ctx context.Context, in *WriteSnapshotRequest, opts ...grpc.CallOption) (*WriteSnapshotResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(WriteSnapshotResponse)
-	err := c.cc.Invoke(ctx, EngineService_WriteSnapshot_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *engineServiceClient) FinishSnapshot(ctx context.Context, in *FinishSnapshotRequest, opts ...grpc.CallOption) (*FinishSnapshotResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(FinishSnapshotResponse)
-	err := c.cc.Invoke(ctx, EngineService_FinishSnapshot_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *engineServiceClient) ExportSequence(ctx context.Context, in *ExportSequenceRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportSequenceResponse], error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &EngineService_ServiceDesc.Streams[1], EngineService_ExportSequence_FullMethodName, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	x := &grpc.GenericClientStream[ExportSequenceRequest, ExportSequenceResponse]{ClientStream: stream}
-	if err := x.ClientStream.SendMsg(in); err != nil {
-		return nil, err
-	}
-	if err := x.ClientStream.CloseSend(); err != nil {
-		return nil, err
-	}
-	return x, nil
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type EngineService_ExportSequenceClient = grpc.ServerStreamingClient[ExportSequenceResponse]
-
-func (c *engineServiceClient) ImportSequence(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportSequenceRequest, ImportSequenceResponse], error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &EngineService_ServiceDesc.Streams[2], EngineService_ImportSequence_FullMethodName, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	x := &grpc.GenericClientStream[ImportSequenceRequest, ImportSequenceResponse]{ClientStream: stream}
-	return x, nil
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type EngineService_ImportSequenceClient = grpc.ClientStreamingClient[ImportSequenceRequest, ImportSequenceResponse]
-
-func (c *engineServiceClient) SetCapture(ctx context.Context, in *SetCaptureRequest, opts ...grpc.CallOption) (*SetCaptureResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(SetCaptureResponse)
-	err := c.cc.Invoke(ctx, EngineService_SetCapture_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *engineServiceClient) LoadFuse(ctx context.Context, in *LoadFuseRequest, opts ...grpc.CallOption) (*LoadFuseResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(LoadFuseResponse)
-	err := c.cc.Invoke(ctx, EngineService_LoadFuse_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *engineServiceClient) Score(ctx context.Context, in *ScoreRequest, opts ...grpc.CallOption) (*ScoreResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(ScoreResponse)
-	err := c.cc.Invoke(ctx, EngineService_Score_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *engineServiceClient) Run(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[RunRequest, RunResponse], error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &EngineService_ServiceDesc.Streams[3], EngineService_Run_FullMethodName, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	x := &grpc.GenericClientStream[RunRequest, RunResponse]{ClientStream: stream}
-	return x, nil
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type EngineService_RunClient = grpc.BidiStreamingClient[RunRequest, RunResponse]
-
 func (c *engineServiceClient) Interrupt(ctx context.Context, in *InterruptRequest, opts ...grpc.CallOption) (*InterruptResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(InterruptResponse)
@@ -442,11 +143,7 @@ func (c *engineServiceClient) Interrupt(ctx context.Context, in *InterruptReques
 // All implementations must embed UnimplementedEngineServiceServer
 // for forward compatibility.
 //
-// EngineService is what a worker asks of its engine process: one engine on one device, as declared by
-// native/include/tandem/engine.h, whose comments are the reference for semantics, limits and errors. A process opens one
-// engine in its life. Control is unary; the decode loop is the Run stream. One submitter at a time: Run and the calls that
-// touch sequences wait for each other in arrival order; Get and List calls never wait. A call whose context ends while it waits
-// does nothing; one that already runs is interrupted within one layer (CANCELED).
+// EngineService is what engines of all roles have in common.
 type EngineServiceServer interface {
 	// Open loads a model: progress while weights load, then one message with info. FAILED_PRECONDITION: already open.
 	// Not to be retried in the same process after a failure other than INVALID_ARGUMENT and NOT_FOUND.
@@ -461,57 +158,8 @@ type EngineServiceServer interface {
 	GetMemory(context.Context, *GetMemoryRequest) (*GetMemoryResponse, error)
 	// ListHandles lists the sequences and snapshots that exist. May be retried.
 	ListHandles(context.Context, *ListHandlesRequest) (*ListHandlesResponse, error)
-	// CreateSequence makes an empty sequence. RESOURCE_EXHAUSTED: max_sequences exist. When the call is cancelled before it
-	// returns, the sequence is freed again; a caller that gives up later does not learn its handle, so callers wait.
-	CreateSequence(context.Context, *CreateSequenceRequest) (*CreateSequenceResponse, error)
-	// ForkSequence makes a sequence in the state of another one, but for its sampler, pending rows and kept features; they
-	// share pages. RESOURCE_EXHAUSTED and cancellation: as with CreateSequence.
-	ForkSequence(context.Context, *ForkSequenceRequest) (*ForkSequenceResponse, error)
-	// FreeSequence forgets a sequence. NOT_FOUND: no such sequence, as everywhere below.
-	FreeSequence(context.Context, *FreeSequenceRequest) (*FreeSequenceResponse, error)
-	// GetSequenceLength counts committed positions.
-	GetSequenceLength(context.Context, *GetSequenceLengthRequest) (*GetSequenceLengthResponse, error)
-	// TruncateSequence keeps the first positions. FAILED_PRECONDITION: recurrent states cannot go back.
-	TruncateSequence(context.Context, *TruncateSequenceRequest) (*TruncateSequenceResponse, error)
-	// SetSampler sets how tokens of a sequence are chosen.
-	SetSampler(context.Context, *SetSamplerRequest) (*SetSamplerResponse, error)
-	// CreateSnapshot shares the pages of a sequence and copies its state to host memory. Cancellation: as with
-	// CreateSequence.
-	CreateSnapshot(context.Context, *CreateSnapshotRequest) (*CreateSnapshotResponse, error)
-	// RestoreSnapshot overwrites a sequence with a snapshot, which stays.
-	RestoreSnapshot(context.Context, *RestoreSnapshotRequest) (*RestoreSnapshotResponse, error)
-	// DemoteSnapshot moves the pages of a snapshot that no sequence holds to host memory; RestoreSnapshot brings them back.
-	DemoteSnapshot(context.Context, *DemoteSnapshotRequest) (*DemoteSnapshotResponse, error)
-	// FreeSnapshot forgets a snapshot.
-	FreeSnapshot(context.Context, *FreeSnapshotRequest) (*FreeSnapshotResponse, error)
-	// DescribeSnapshot returns the layout of a snapshot, for reading it piece by piece.
-	DescribeSnapshot(context.Context, *DescribeSnapshotRequest) (*DescribeSnapshotResponse, error)
-	// ReadSnapshot returns bytes of a snapshot: of its state, or whole blocks of a page.
-	ReadSnapshot(context.Context, *ReadSnapshotRequest) (*ReadSnapshotResponse, error)
-	// BeginSnapshot begins a snapshot that is written piece by piece. FAILED_PRECONDITION: another model, layer range or
-	// type. Cancellation: as with CreateSequence.
-	BeginSnapshot(context.Context, *BeginSnapshotRequest) (*BeginSnapshotResponse, error)
-	// WriteSnapshot writes the next bytes of one. DATA_LOSS: damaged; nothing was written.
-	WriteSnapshot(context.Context, *WriteSnapshotRequest) (*WriteSnapshotResponse, error)
-	// FinishSnapshot makes it a snapshot like any other. FAILED_PRECONDITION: bytes are missing.
-	FinishSnapshot(context.Context, *FinishSnapshotRequest) (*FinishSnapshotResponse, error)
-	// ExportSequence sends the state of a sequence in chunks.
-	ExportSequence(*ExportSequenceRequest, grpc.ServerStreamingServer[ExportSequenceResponse]) error
-	// ImportSequence overwrites a sequence with an exported state. FAILED_PRECONDITION: another model, layer range or type;
-	// DATA_LOSS: damaged, or fewer bytes than announced.
-	ImportSequence(grpc.ClientStreamingServer[ImportSequenceRequest, ImportSequenceResponse]) error
-	// SetCapture chooses the layers whose outgoing residual stream are features.
-	SetCapture(context.Context, *SetCaptureRequest) (*SetCaptureResponse, error)
-	// LoadFuse loads fc and norm of a draft from a local file and captures its layers.
-	LoadFuse(context.Context, *LoadFuseRequest) (*LoadFuseResponse, error)
-	// Score rates every token of a prompt by the attention that query rows pay to it.
-	Score(context.Context, *ScoreRequest) (*ScoreResponse, error)
-	// Run is the decode loop: the engine answers every request in order, with failures in the answer, so that the stream
-	// outlives them. At most one request is in flight on a stream; several streams may be open, whose requests wait for each
-	// other at the engine. Numbers of requests are unique among them.
-	Run(grpc.BidiStreamingServer[RunRequest, RunResponse]) error
-	// Interrupt makes the request with this number on a Run stream return CANCELED at its next layer; no effect when that
-	// request is not running. May be retried.
+	// Interrupt makes the request with this number on a stream of a decode loop return CANCELED at its next layer; no
+	// effect when that request is not running. May be retried.
 	Interrupt(context.Context, *InterruptRequest) (*InterruptResponse, error)
 	mustEmbedUnimplementedEngineServiceServer()
 }
@@ -540,69 +188,6 @@ func (UnimplementedEngineServiceServer) GetMemory(context.Context, *GetMemoryReq
 }
 func (UnimplementedEngineServiceServer) ListHandles(context.Context, *ListHandlesRequest) (*ListHandlesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListHandles not implemented")
-}
-func (UnimplementedEngineServiceServer) CreateSequence(context.Context, *CreateSequenceRequest) (*CreateSequenceResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method CreateSequence not implemented")
-}
-func (UnimplementedEngineServiceServer) ForkSequence(context.Context, *ForkSequenceRequest) (*ForkSequenceResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method ForkSequence not implemented")
-}
-func (UnimplementedEngineServiceServer) FreeSequence(context.Context, *FreeSequenceRequest) (*FreeSequenceResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method FreeSequence not implemented")
-}
-func (UnimplementedEngineServiceServer) GetSequenceLength(context.Context, *GetSequenceLengthRequest) (*GetSequenceLengthResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method GetSequenceLength not implemented")
-}
-func (UnimplementedEngineServiceServer) TruncateSequence(context.Context, *TruncateSequenceRequest) (*TruncateSequenceResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method TruncateSequence not implemented")
-}
-func (UnimplementedEngineServiceServer) SetSampler(context.Context, *SetSamplerRequest) (*SetSamplerResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method SetSampler not implemented")
-}
-func (UnimplementedEngineServiceServer) CreateSnapshot(context.Context, *CreateSnapshotRequest) (*CreateSnapshotResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method CreateSnapshot not implemented")
-}
-func (UnimplementedEngineServiceServer) RestoreSnapshot(context.Context, *RestoreSnapshotRequest) (*RestoreSnapshotResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method RestoreSnapshot not implemented")
-}
-func (UnimplementedEngineServiceServer) DemoteSnapshot(context.Context, *DemoteSnapshotRequest) (*DemoteSnapshotResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method DemoteSnapshot not implemented")
-}
-func (UnimplementedEngineServiceServer) FreeSnapshot(context.Context, *FreeSnapshotRequest) (*FreeSnapshotResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method FreeSnapshot not implemented")
-}
-func (UnimplementedEngineServiceServer) DescribeSnapshot(context.Context, *DescribeSnapshotRequest) (*DescribeSnapshotResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method DescribeSnapshot not implemented")
-}
-func (UnimplementedEngineServiceServer) ReadSnapshot(context.Context, *ReadSnapshotRequest) (*ReadSnapshotResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method ReadSnapshot not implemented")
-}
-func (UnimplementedEngineServiceServer) BeginSnapshot(context.Context, *BeginSnapshotRequest) (*BeginSnapshotResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method BeginSnapshot not implemented")
-}
-func (UnimplementedEngineServiceServer) WriteSnapshot(context.Context, *WriteSnapshotRequest) (*WriteSnapshotResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method WriteSnapshot not implemented")
-}
-func (UnimplementedEngineServiceServer) FinishSnapshot(context.Context, *FinishSnapshotRequest) (*FinishSnapshotResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method FinishSnapshot not implemented")
-}
-func (UnimplementedEngineServiceServer) ExportSequence(*ExportSequenceRequest, grpc.ServerStreamingServer[ExportSequenceResponse]) error {
-	return status.Error(codes.Unimplemented, "method ExportSequence not implemented")
-}
-func (UnimplementedEngineServiceServer) ImportSequence(grpc.ClientStreamingServer[ImportSequenceRequest, ImportSequenceResponse]) error {
-	return status.Error(codes.Unimplemented, "method ImportSequence not implemented")
-}
-func (UnimplementedEngineServiceServer) SetCapture(context.Context, *SetCaptureRequest) (*SetCaptureResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method SetCapture not implemented")
-}
-func (UnimplementedEngineServiceServer) LoadFuse(context.Context, *LoadFuseRequest) (*LoadFuseResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method LoadFuse not implemented")
-}
-func (UnimplementedEngineServiceServer) Score(context.Context, *ScoreRequest) (*ScoreResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method Score not implemented")
-}
-func (UnimplementedEngineServiceServer) Run(grpc.BidiStreamingServer[RunRequest, RunResponse]) error {
-	return status.Error(codes.Unimplemented, "method Run not implemented")
 }
 func (UnimplementedEngineServiceServer) Interrupt(context.Context, *InterruptRequest) (*InterruptResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Interrupt not implemented")
@@ -729,355 +314,6 @@ func _EngineService_ListHandles_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
-func _EngineService_CreateSequence_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(CreateSequenceRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(EngineServiceServer).CreateSequence(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: EngineService_CreateSequence_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(EngineServiceServer).CreateSequence(ctx, req.(*CreateSequenceRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _EngineService_ForkSequence_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(ForkSequenceRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(EngineServiceServer).ForkSequence(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: EngineService_ForkSequence_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(EngineServiceServer).ForkSequence(ctx, req.(*ForkSequenceRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _EngineService_FreeSequence_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(FreeSequenceRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(EngineServiceServer).FreeSequence(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: EngineService_FreeSequence_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(EngineServiceServer).FreeSequence(ctx, req.(*FreeSequenceRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _EngineService_GetSequenceLength_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(GetSequenceLengthRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(EngineServiceServer).GetSequenceLength(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: EngineService_GetSequenceLength_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(EngineServiceServer).GetSequenceLength(ctx, req.(*GetSequenceLengthRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _EngineService_TruncateSequence_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(TruncateSequenceRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(EngineServiceServer).TruncateSequence(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: EngineService_TruncateSequence_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(EngineServiceServer).TruncateSequence(ctx, req.(*TruncateSequenceRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _EngineService_SetSampler_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(SetSamplerRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(EngineServiceServer).SetSampler(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: EngineService_SetSampler_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(EngineServiceServer).SetSampler(ctx, req.(*SetSamplerRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _EngineService_CreateSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(CreateSnapshotRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(EngineServiceServer).CreateSnapshot(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: EngineService_CreateSnapshot_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(EngineServiceServer).CreateSnapshot(ctx, req.(*CreateSnapshotRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _EngineService_RestoreSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(RestoreSnapshotRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(EngineServiceServer).RestoreSnapshot(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: EngineService_RestoreSnapshot_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(EngineServiceServer).RestoreSnapshot(ctx, req.(*RestoreSnapshotRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _EngineService_DemoteSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(DemoteSnapshotRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(EngineServiceServer).DemoteSnapshot(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: EngineService_DemoteSnapshot_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(EngineServiceServer).DemoteSnapshot(ctx, req.(*DemoteSnapshotRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _EngineService_FreeSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(FreeSnapshotRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(EngineServiceServer).FreeSnapshot(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: EngineService_FreeSnapshot_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(EngineServiceServer).FreeSnapshot(ctx, req.(*FreeSnapshotRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _EngineService_DescribeSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(DescribeSnapshotRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(EngineServiceServer).DescribeSnapshot(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: EngineService_DescribeSnapshot_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(EngineServiceServer).DescribeSnapshot(ctx, req.(*DescribeSnapshotRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _EngineService_ReadSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(ReadSnapshotRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(EngineServiceServer).ReadSnapshot(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: EngineService_ReadSnapshot_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(EngineServiceServer).ReadSnapshot(ctx, req.(*ReadSnapshotRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _EngineService_BeginSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(BeginSnapshotRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(EngineServiceServer).BeginSnapshot(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: EngineService_BeginSnapshot_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(EngineServiceServer).BeginSnapshot(ctx, req.(*BeginSnapshotRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _EngineService_WriteSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(WriteSnapshotRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(EngineServiceServer).WriteSnapshot(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: EngineService_WriteSnapshot_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(EngineServiceServer).WriteSnapshot(ctx, req.(*WriteSnapshotRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _EngineService_FinishSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(FinishSnapshotRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(EngineServiceServer).FinishSnapshot(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: EngineService_FinishSnapshot_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(EngineServiceServer).FinishSnapshot(ctx, req.(*FinishSnapshotRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _EngineService_ExportSequence_Handler(srv interface{}, stream grpc.ServerStream) error {
-	m := new(ExportSequenceRequest)
-	if err := stream.RecvMsg(m); err != nil {
-		return err
-	}
-	return srv.(EngineServiceServer).ExportSequence(m, &grpc.GenericServerStream[ExportSequenceRequest, ExportSequenceResponse]{ServerStream: stream})
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type EngineService_ExportSequenceServer = grpc.ServerStreamingServer[ExportSequenceResponse]
-
-func _EngineService_ImportSequence_Handler(srv interface{}, stream grpc.ServerStream) error {
-	return srv.(EngineServiceServer).ImportSequence(&grpc.GenericServerStream[ImportSequenceRequest, ImportSequenceResponse]{ServerStream: stream})
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type EngineService_ImportSequenceServer = grpc.ClientStreamingServer[ImportSequenceRequest, ImportSequenceResponse]
-
-func _EngineService_SetCapture_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(SetCaptureRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(EngineServiceServer).SetCapture(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: EngineService_SetCapture_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(EngineServiceServer).SetCapture(ctx, req.(*SetCaptureRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _EngineService_LoadFuse_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(LoadFuseRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(EngineServiceServer).LoadFuse(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: EngineService_LoadFuse_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(EngineServiceServer).LoadFuse(ctx, req.(*LoadFuseRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _EngineService_Score_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(ScoreRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(EngineServiceServer).Score(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: EngineService_Score_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(EngineServiceServer).Score(ctx, req.(*ScoreRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _EngineService_Run_Handler(srv interface{}, stream grpc.ServerStream) error {
-	return srv.(EngineServiceServer).Run(&grpc.GenericServerStream[RunRequest, RunResponse]{ServerStream: stream})
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type EngineService_RunServer = grpc.BidiStreamingServer[RunRequest, RunResponse]
-
 func _EngineService_Interrupt_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(InterruptRequest)
 	if err := dec(in); err != nil {
@@ -1124,78 +360,6 @@ var EngineService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _EngineService_ListHandles_Handler,
 		},
 		{
-			MethodName: "CreateSequence",
-			Handler:    _EngineService_CreateSequence_Handler,
-		},
-		{
-			MethodName: "ForkSequence",
-			Handler:    _EngineService_ForkSequence_Handler,
-		},
-		{
-			MethodName: "FreeSequence",
-			Handler:    _EngineService_FreeSequence_Handler,
-		},
-		{
-			MethodName: "GetSequenceLength",
-			Handler:    _EngineService_GetSequenceLength_Handler,
-		},
-		{
-			MethodName: "TruncateSequence",
-			Handler:    _EngineService_TruncateSequence_Handler,
-		},
-		{
-			MethodName: "SetSampler",
-			Handler:    _EngineService_SetSampler_Handler,
-		},
-		{
-			MethodName: "CreateSnapshot",
-			Handler:    _EngineService_CreateSnapshot_Handler,
-		},
-		{
-			MethodName: "RestoreSnapshot",
-			Handler:    _EngineService_RestoreSnapshot_Handler,
-		},
-		{
-			MethodName: "DemoteSnapshot",
-			Handler:    _EngineService_DemoteSnapshot_Handler,
-		},
-		{
-			MethodName: "FreeSnapshot",
-			Handler:    _EngineService_FreeSnapshot_Handler,
-		},
-		{
-			MethodName: "DescribeSnapshot",
-			Handler:    _EngineService_DescribeSnapshot_Handler,
-		},
-		{
-			MethodName: "ReadSnapshot",
-			Handler:    _EngineService_ReadSnapshot_Handler,
-		},
-		{
-			MethodName: "BeginSnapshot",
-			Handler:    _EngineService_BeginSnapshot_Handler,
-		},
-		{
-			MethodName: "WriteSnapshot",
-			Handler:    _EngineService_WriteSnapshot_Handler,
-		},
-		{
-			MethodName: "FinishSnapshot",
-			Handler:    _EngineService_FinishSnapshot_Handler,
-		},
-		{
-			MethodName: "SetCapture",
-			Handler:    _EngineService_SetCapture_Handler,
-		},
-		{
-			MethodName: "LoadFuse",
-			Handler:    _EngineService_LoadFuse_Handler,
-		},
-		{
-			MethodName: "Score",
-			Handler:    _EngineService_Score_Handler,
-		},
-		{
 			MethodName: "Interrupt",
 			Handler:    _EngineService_Interrupt_Handler,
 		},
@@ -1206,21 +370,1202 @@ var EngineService_ServiceDesc = grpc.ServiceDesc{
 			Handler:       _EngineService_Open_Handler,
 			ServerStreams: true,
 		},
+	},
+	Metadata: "tandem/engine/v1/engine.proto",
+}
+
+const (
+	SequenceService_CreateSequence_FullMethodName    = "/tandem.engine.v1.SequenceService/CreateSequence"
+	SequenceService_ForkSequence_FullMethodName      = "/tandem.engine.v1.SequenceService/ForkSequence"
+	SequenceService_FreeSequence_FullMethodName      = "/tandem.engine.v1.SequenceService/FreeSequence"
+	SequenceService_GetSequenceLength_FullMethodName = "/tandem.engine.v1.SequenceService/GetSequenceLength"
+	SequenceService_TruncateSequence_FullMethodName  = "/tandem.engine.v1.SequenceService/TruncateSequence"
+	SequenceService_CreateSnapshot_FullMethodName    = "/tandem.engine.v1.SequenceService/CreateSnapshot"
+	SequenceService_RestoreSnapshot_FullMethodName   = "/tandem.engine.v1.SequenceService/RestoreSnapshot"
+	SequenceService_DemoteSnapshot_FullMethodName    = "/tandem.engine.v1.SequenceService/DemoteSnapshot"
+	SequenceService_FreeSnapshot_FullMethodName      = "/tandem.engine.v1.SequenceService/FreeSnapshot"
+	SequenceService_ExportSequence_FullMethodName    = "/tandem.engine.v1.SequenceService/ExportSequence"
+	SequenceService_ImportSequence_FullMethodName    = "/tandem.engine.v1.SequenceService/ImportSequence"
+)
+
+// SequenceServiceClient is the client API for SequenceService service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// SequenceService is what targets and drafts have in common: sequences and snapshots of them.
+type SequenceServiceClient interface {
+	// CreateSequence makes an empty sequence. RESOURCE_EXHAUSTED: max_sequences exist. When the call is cancelled before it
+	// returns, the sequence is freed again; a caller that gives up later does not learn its handle, so callers wait.
+	CreateSequence(ctx context.Context, in *CreateSequenceRequest, opts ...grpc.CallOption) (*CreateSequenceResponse, error)
+	// ForkSequence makes a sequence in the state of another one, but for its sampler, pending rows and kept features; they
+	// share pages. RESOURCE_EXHAUSTED and cancellation: as with CreateSequence.
+	ForkSequence(ctx context.Context, in *ForkSequenceRequest, opts ...grpc.CallOption) (*ForkSequenceResponse, error)
+	// FreeSequence forgets a sequence. NOT_FOUND: no such sequence, as everywhere below.
+	FreeSequence(ctx context.Context, in *FreeSequenceRequest, opts ...grpc.CallOption) (*FreeSequenceResponse, error)
+	// GetSequenceLength counts committed positions.
+	GetSequenceLength(ctx context.Context, in *GetSequenceLengthRequest, opts ...grpc.CallOption) (*GetSequenceLengthResponse, error)
+	// TruncateSequence keeps the first positions. FAILED_PRECONDITION: recurrent states cannot go back.
+	TruncateSequence(ctx context.Context, in *TruncateSequenceRequest, opts ...grpc.CallOption) (*TruncateSequenceResponse, error)
+	// CreateSnapshot shares the pages of a sequence and copies its state to host memory. Cancellation: as with
+	// CreateSequence.
+	CreateSnapshot(ctx context.Context, in *CreateSnapshotRequest, opts ...grpc.CallOption) (*CreateSnapshotResponse, error)
+	// RestoreSnapshot overwrites a sequence with a snapshot, which stays.
+	RestoreSnapshot(ctx context.Context, in *RestoreSnapshotRequest, opts ...grpc.CallOption) (*RestoreSnapshotResponse, error)
+	// DemoteSnapshot moves the pages of a snapshot that no sequence holds to host memory; RestoreSnapshot brings them back.
+	DemoteSnapshot(ctx context.Context, in *DemoteSnapshotRequest, opts ...grpc.CallOption) (*DemoteSnapshotResponse, error)
+	// FreeSnapshot forgets a snapshot.
+	FreeSnapshot(ctx context.Context, in *FreeSnapshotRequest, opts ...grpc.CallOption) (*FreeSnapshotResponse, error)
+	// ExportSequence sends the state of a sequence in chunks.
+	ExportSequence(ctx context.Context, in *ExportSequenceRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportSequenceResponse], error)
+	// ImportSequence overwrites a sequence with an exported state. FAILED_PRECONDITION: another model, layer range or type;
+	// DATA_LOSS: damaged, or fewer bytes than announced.
+	ImportSequence(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportSequenceRequest, ImportSequenceResponse], error)
+}
+
+type sequenceServiceClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewSequenceServiceClient(cc grpc.ClientConnInterface) SequenceServiceClient {
+	return &sequenceServiceClient{cc}
+}
+
+func (c *sequenceServiceClient) CreateSequence(ctx context.Context, in *CreateSequenceRequest, opts ...grpc.CallOption) (*CreateSequenceResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CreateSequenceResponse)
+	err := c.cc.Invoke(ctx, SequenceService_CreateSequence_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *sequenceServiceClient) ForkSequence(ctx context.Context, in *ForkSequenceRequest, opts ...grpc.CallOption) (*ForkSequenceResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ForkSequenceResponse)
+	err := c.cc.Invoke(ctx, SequenceService_ForkSequence_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *sequenceServiceClient) FreeSequence(ctx context.Context, in *FreeSequenceRequest, opts ...grpc.CallOption) (*FreeSequenceResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FreeSequenceResponse)
+	err := c.cc.Invoke(ctx, SequenceService_FreeSequence_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *sequenceServiceClient) GetSequenceLength(ctx context.Context, in *GetSequenceLengthRequest, opts ...grpc.CallOption) (*GetSequenceLengthResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetSequenceLengthResponse)
+	err := c.cc.Invoke(ctx, SequenceService_GetSequenceLength_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *sequenceServiceClient) TruncateSequence(ctx context.Context, in *TruncateSequenceRequest, opts ...grpc.CallOption) (*TruncateSequenceResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TruncateSequenceResponse)
+	err := c.cc.Invoke(ctx, SequenceService_TruncateSequence_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *sequenceServiceClient) CreateSnapshot(ctx context.Context, in *CreateSnapshotRequest, opts ...grpc.CallOption) (*CreateSnapshotResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CreateSnapshotResponse)
+	err := c.cc.Invoke(ctx, SequenceService_CreateSnapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *sequenceServiceClient) RestoreSnapshot(ctx context.Context, in *RestoreSnapshotRequest, opts ...grpc.CallOption) (*RestoreSnapshotResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RestoreSnapshotResponse)
+	err := c.cc.Invoke(ctx, SequenceService_RestoreSnapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *sequenceServiceClient) DemoteSnapshot(ctx context.Context, in *DemoteSnapshotRequest, opts ...grpc.CallOption) (*DemoteSnapshotResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DemoteSnapshotResponse)
+	err := c.cc.Invoke(ctx, SequenceService_DemoteSnapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *sequenceServiceClient) FreeSnapshot(ctx context.Context, in *FreeSnapshotRequest, opts ...grpc.CallOption) (*FreeSnapshotResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FreeSnapshotResponse)
+	err := c.cc.Invoke(ctx, SequenceService_FreeSnapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *sequenceServiceClient) ExportSequence(ctx context.Context, in *ExportSequenceRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportSequenceResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &SequenceService_ServiceDesc.Streams[0], SequenceService_ExportSequence_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ExportSequenceRequest, ExportSequenceResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type SequenceService_ExportSequenceClient = grpc.ServerStreamingClient[ExportSequenceResponse]
+
+func (c *sequenceServiceClient) ImportSequence(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportSequenceRequest, ImportSequenceResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &SequenceService_ServiceDesc.Streams[1], SequenceService_ImportSequence_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ImportSequenceRequest, ImportSequenceResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type SequenceService_ImportSequenceClient = grpc.ClientStreamingClient[ImportSequenceRequest, ImportSequenceResponse]
+
+// SequenceServiceServer is the server API for SequenceService service.
+// All implementations must embed UnimplementedSequenceServiceServer
+// for forward compatibility.
+//
+// SequenceService is what targets and drafts have in common: sequences and snapshots of them.
+type SequenceServiceServer interface {
+	// CreateSequence makes an empty sequence. RESOURCE_EXHAUSTED: max_sequences exist. When the call is cancelled before it
+	// returns, the sequence is freed again; a caller that gives up later does not learn its handle, so callers wait.
+	CreateSequence(context.Context, *CreateSequenceRequest) (*CreateSequenceResponse, error)
+	// ForkSequence makes a sequence in the state of another one, but for its sampler, pending rows and kept features; they
+	// share pages. RESOURCE_EXHAUSTED and cancellation: as with CreateSequence.
+	ForkSequence(context.Context, *ForkSequenceRequest) (*ForkSequenceResponse, error)
+	// FreeSequence forgets a sequence. NOT_FOUND: no such sequence, as everywhere below.
+	FreeSequence(context.Context, *FreeSequenceRequest) (*FreeSequenceResponse, error)
+	// GetSequenceLength counts committed positions.
+	GetSequenceLength(context.Context, *GetSequenceLengthRequest) (*GetSequenceLengthResponse, error)
+	// TruncateSequence keeps the first positions. FAILED_PRECONDITION: recurrent states cannot go back.
+	TruncateSequence(context.Context, *TruncateSequenceRequest) (*TruncateSequenceResponse, error)
+	// CreateSnapshot shares the pages of a sequence and copies its state to host memory. Cancellation: as with
+	// CreateSequence.
+	CreateSnapshot(context.Context, *CreateSnapshotRequest) (*CreateSnapshotResponse, error)
+	// RestoreSnapshot overwrites a sequence with a snapshot, which stays.
+	RestoreSnapshot(context.Context, *RestoreSnapshotRequest) (*RestoreSnapshotResponse, error)
+	// DemoteSnapshot moves the pages of a snapshot that no sequence holds to host memory; RestoreSnapshot brings them back.
+	DemoteSnapshot(context.Context, *DemoteSnapshotRequest) (*DemoteSnapshotResponse, error)
+	// FreeSnapshot forgets a snapshot.
+	FreeSnapshot(context.Context, *FreeSnapshotRequest) (*FreeSnapshotResponse, error)
+	// ExportSequence sends the state of a sequence in chunks.
+	ExportSequence(*ExportSequenceRequest, grpc.ServerStreamingServer[ExportSequenceResponse]) error
+	// ImportSequence overwrites a sequence with an exported state. FAILED_PRECONDITION: another model, layer range or type;
+	// DATA_LOSS: damaged, or fewer bytes than announced.
+	ImportSequence(grpc.ClientStreamingServer[ImportSequenceRequest, ImportSequenceResponse]) error
+	mustEmbedUnimplementedSequenceServiceServer()
+}
+
+// UnimplementedSequenceServiceServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedSequenceServiceServer struct{}
+
+func (UnimplementedSequenceServiceServer) CreateSequence(context.Context, *CreateSequenceRequest) (*CreateSequenceResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateSequence not implemented")
+}
+func (UnimplementedSequenceServiceServer) ForkSequence(context.Context, *ForkSequenceRequest) (*ForkSequenceResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ForkSequence not implemented")
+}
+func (UnimplementedSequenceServiceServer) FreeSequence(context.Context, *FreeSequenceRequest) (*FreeSequenceResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method FreeSequence not implemented")
+}
+func (UnimplementedSequenceServiceServer) GetSequenceLength(context.Context, *GetSequenceLengthRequest) (*GetSequenceLengthResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetSequenceLength not implemented")
+}
+func (UnimplementedSequenceServiceServer) TruncateSequence(context.Context, *TruncateSequenceRequest) (*TruncateSequenceResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method TruncateSequence not implemented")
+}
+func (UnimplementedSequenceServiceServer) CreateSnapshot(context.Context, *CreateSnapshotRequest) (*CreateSnapshotResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateSnapshot not implemented")
+}
+func (UnimplementedSequenceServiceServer) RestoreSnapshot(context.Context, *RestoreSnapshotRequest) (*RestoreSnapshotResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RestoreSnapshot not implemented")
+}
+func (UnimplementedSequenceServiceServer) DemoteSnapshot(context.Context, *DemoteSnapshotRequest) (*DemoteSnapshotResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DemoteSnapshot not implemented")
+}
+func (UnimplementedSequenceServiceServer) FreeSnapshot(context.Context, *FreeSnapshotRequest) (*FreeSnapshotResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method FreeSnapshot not implemented")
+}
+func (UnimplementedSequenceServiceServer) ExportSequence(*ExportSequenceRequest, grpc.ServerStreamingServer[ExportSequenceResponse]) error {
+	return status.Error(codes.Unimplemented, "method ExportSequence not implemented")
+}
+func (UnimplementedSequenceServiceServer) ImportSequence(grpc.ClientStreamingServer[ImportSequenceRequest, ImportSequenceResponse]) error {
+	return status.Error(codes.Unimplemented, "method ImportSequence not implemented")
+}
+func (UnimplementedSequenceServiceServer) mustEmbedUnimplementedSequenceServiceServer() {}
+func (UnimplementedSequenceServiceServer) testEmbeddedByValue()                         {}
+
+// UnsafeSequenceServiceServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to SequenceServiceServer will
+// result in compilation errors.
+type UnsafeSequenceServiceServer interface {
+	mustEmbedUnimplementedSequenceServiceServer()
+}
+
+func RegisterSequenceServiceServer(s grpc.ServiceRegistrar, srv SequenceServiceServer) {
+	// If the following call panics, it indicates UnimplementedSequenceServiceServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&SequenceService_ServiceDesc, srv)
+}
+
+func _SequenceService_CreateSequence_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateSequenceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SequenceServiceServer).CreateSequence(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SequenceService_CreateSequence_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SequenceServiceServer).CreateSequence(ctx, req.(*CreateSequenceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _SequenceService_ForkSequence_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ForkSequenceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SequenceServiceServer).ForkSequence(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SequenceService_ForkSequence_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SequenceServiceServer).ForkSequence(ctx, req.(*ForkSequenceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _SequenceService_FreeSequence_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FreeSequenceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SequenceServiceServer).FreeSequence(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SequenceService_FreeSequence_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SequenceServiceServer).FreeSequence(ctx, req.(*FreeSequenceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _SequenceService_GetSequenceLength_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetSequenceLengthRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SequenceServiceServer).GetSequenceLength(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SequenceService_GetSequenceLength_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SequenceServiceServer).GetSequenceLength(ctx, req.(*GetSequenceLengthRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _SequenceService_TruncateSequence_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TruncateSequenceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SequenceServiceServer).TruncateSequence(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SequenceService_TruncateSequence_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SequenceServiceServer).TruncateSequence(ctx, req.(*TruncateSequenceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _SequenceService_CreateSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SequenceServiceServer).CreateSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SequenceService_CreateSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SequenceServiceServer).CreateSnapshot(ctx, req.(*CreateSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _SequenceService_RestoreSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RestoreSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SequenceServiceServer).RestoreSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SequenceService_RestoreSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SequenceServiceServer).RestoreSnapshot(ctx, req.(*RestoreSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _SequenceService_DemoteSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DemoteSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SequenceServiceServer).DemoteSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SequenceService_DemoteSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SequenceServiceServer).DemoteSnapshot(ctx, req.(*DemoteSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _SequenceService_FreeSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FreeSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SequenceServiceServer).FreeSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SequenceService_FreeSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SequenceServiceServer).FreeSnapshot(ctx, req.(*FreeSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _SequenceService_ExportSequence_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ExportSequenceRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(SequenceServiceServer).ExportSequence(m, &grpc.GenericServerStream[ExportSequenceRequest, ExportSequenceResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type SequenceService_ExportSequenceServer = grpc.ServerStreamingServer[ExportSequenceResponse]
+
+func _SequenceService_ImportSequence_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(SequenceServiceServer).ImportSequence(&grpc.GenericServerStream[ImportSequenceRequest, ImportSequenceResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type SequenceService_ImportSequenceServer = grpc.ClientStreamingServer[ImportSequenceRequest, ImportSequenceResponse]
+
+// SequenceService_ServiceDesc is the grpc.ServiceDesc for SequenceService service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var SequenceService_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "tandem.engine.v1.SequenceService",
+	HandlerType: (*SequenceServiceServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "CreateSequence",
+			Handler:    _SequenceService_CreateSequence_Handler,
+		},
+		{
+			MethodName: "ForkSequence",
+			Handler:    _SequenceService_ForkSequence_Handler,
+		},
+		{
+			MethodName: "FreeSequence",
+			Handler:    _SequenceService_FreeSequence_Handler,
+		},
+		{
+			MethodName: "GetSequenceLength",
+			Handler:    _SequenceService_GetSequenceLength_Handler,
+		},
+		{
+			MethodName: "TruncateSequence",
+			Handler:    _SequenceService_TruncateSequence_Handler,
+		},
+		{
+			MethodName: "CreateSnapshot",
+			Handler:    _SequenceService_CreateSnapshot_Handler,
+		},
+		{
+			MethodName: "RestoreSnapshot",
+			Handler:    _SequenceService_RestoreSnapshot_Handler,
+		},
+		{
+			MethodName: "DemoteSnapshot",
+			Handler:    _SequenceService_DemoteSnapshot_Handler,
+		},
+		{
+			MethodName: "FreeSnapshot",
+			Handler:    _SequenceService_FreeSnapshot_Handler,
+		},
+	},
+	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "ExportSequence",
-			Handler:       _EngineService_ExportSequence_Handler,
+			Handler:       _SequenceService_ExportSequence_Handler,
 			ServerStreams: true,
 		},
 		{
 			StreamName:    "ImportSequence",
-			Handler:       _EngineService_ImportSequence_Handler,
+			Handler:       _SequenceService_ImportSequence_Handler,
 			ClientStreams: true,
 		},
+	},
+	Metadata: "tandem/engine/v1/engine.proto",
+}
+
+const (
+	TargetService_SetSampler_FullMethodName       = "/tandem.engine.v1.TargetService/SetSampler"
+	TargetService_DescribeSnapshot_FullMethodName = "/tandem.engine.v1.TargetService/DescribeSnapshot"
+	TargetService_ReadSnapshot_FullMethodName     = "/tandem.engine.v1.TargetService/ReadSnapshot"
+	TargetService_BeginSnapshot_FullMethodName    = "/tandem.engine.v1.TargetService/BeginSnapshot"
+	TargetService_WriteSnapshot_FullMethodName    = "/tandem.engine.v1.TargetService/WriteSnapshot"
+	TargetService_FinishSnapshot_FullMethodName   = "/tandem.engine.v1.TargetService/FinishSnapshot"
+	TargetService_SetCapture_FullMethodName       = "/tandem.engine.v1.TargetService/SetCapture"
+	TargetService_LoadFuse_FullMethodName         = "/tandem.engine.v1.TargetService/LoadFuse"
+	TargetService_Fuse_FullMethodName             = "/tandem.engine.v1.TargetService/Fuse"
+	TargetService_Step_FullMethodName             = "/tandem.engine.v1.TargetService/Step"
+)
+
+// TargetServiceClient is the client API for TargetService service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// TargetService decodes and verifies.
+type TargetServiceClient interface {
+	// SetSampler sets how tokens of a sequence are chosen.
+	SetSampler(ctx context.Context, in *SetSamplerRequest, opts ...grpc.CallOption) (*SetSamplerResponse, error)
+	// DescribeSnapshot returns the layout of a snapshot, for reading it piece by piece.
+	DescribeSnapshot(ctx context.Context, in *DescribeSnapshotRequest, opts ...grpc.CallOption) (*DescribeSnapshotResponse, error)
+	// ReadSnapshot returns bytes of a snapshot: of its state, or whole blocks of a page.
+	ReadSnapshot(ctx context.Context, in *ReadSnapshotRequest, opts ...grpc.CallOption) (*ReadSnapshotResponse, error)
+	// BeginSnapshot begins a snapshot that is written piece by piece. FAILED_PRECONDITION: another model, layer range or
+	// type. Cancellation: as with CreateSequence.
+	BeginSnapshot(ctx context.Context, in *BeginSnapshotRequest, opts ...grpc.CallOption) (*BeginSnapshotResponse, error)
+	// WriteSnapshot writes the next bytes of one. DATA_LOSS: damaged; nothing was written.
+	WriteSnapshot(ctx context.Context, in *WriteSnapshotRequest, opts ...grpc.CallOption) (*WriteSnapshotResponse, error)
+	// FinishSnapshot makes it a snapshot like any other. FAILED_PRECONDITION: bytes are missing.
+	FinishSnapshot(ctx context.Context, in *FinishSnapshotRequest, opts ...grpc.CallOption) (*FinishSnapshotResponse, error)
+	// SetCapture chooses the layers whose outgoing residual stream are features.
+	SetCapture(ctx context.Context, in *SetCaptureRequest, opts ...grpc.CallOption) (*SetCaptureResponse, error)
+	// LoadFuse loads fc and norm of a draft from a local file and captures its layers.
+	LoadFuse(ctx context.Context, in *LoadFuseRequest, opts ...grpc.CallOption) (*LoadFuseResponse, error)
+	// Fuse fuses captured features that were computed elsewhere. May be retried. FAILED_PRECONDITION: no fuse is loaded.
+	Fuse(ctx context.Context, in *FuseRequest, opts ...grpc.CallOption) (*FuseResponse, error)
+	// Step is the decode loop: the engine answers every request in order, with failures in the answer, so that the stream
+	// outlives them. At most one request is in flight on a stream; several streams may be open, whose requests wait for
+	// each other at the engine. Numbers of requests are unique among them.
+	Step(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[StepRequest, StepResponse], error)
+}
+
+type targetServiceClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewTargetServiceClient(cc grpc.ClientConnInterface) TargetServiceClient {
+	return &targetServiceClient{cc}
+}
+
+func (c *targetServiceClient) SetSampler(ctx context.Context, in *SetSamplerRequest, opts ...grpc.CallOption) (*SetSamplerResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetSamplerResponse)
+	err := c.cc.Invoke(ctx, TargetService_SetSampler_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *targetServiceClient) DescribeSnapshot(ctx context.Context, in *DescribeSnapshotRequest, opts ...grpc.CallOption) (*DescribeSnapshotResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DescribeSnapshotResponse)
+	err := c.cc.Invoke(ctx, TargetService_DescribeSnapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *targetServiceClient) ReadSnapshot(ctx context.Context, in *ReadSnapshotRequest, opts ...grpc.CallOption) (*ReadSnapshotResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReadSnapshotResponse)
+	err := c.cc.Invoke(ctx, TargetService_ReadSnapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *targetServiceClient) BeginSnapshot(ctx context.Context, in *BeginSnapshotRequest, opts ...grpc.CallOption) (*BeginSnapshotResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(BeginSnapshotResponse)
+	err := c.cc.Invoke(ctx, TargetService_BeginSnapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *targetServiceClient) WriteSnapshot(ctx context.Context, in *WriteSnapshotRequest, opts ...grpc.CallOption) (*WriteSnapshotResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(WriteSnapshotResponse)
+	err := c.cc.Invoke(ctx, TargetService_WriteSnapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *targetServiceClient) FinishSnapshot(ctx context.Context, in *FinishSnapshotRequest, opts ...grpc.CallOption) (*FinishSnapshotResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FinishSnapshotResponse)
+	err := c.cc.Invoke(ctx, TargetService_FinishSnapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *targetServiceClient) SetCapture(ctx context.Context, in *SetCaptureRequest, opts ...grpc.CallOption) (*SetCaptureResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetCaptureResponse)
+	err := c.cc.Invoke(ctx, TargetService_SetCapture_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *targetServiceClient) LoadFuse(ctx context.Context, in *LoadFuseRequest, opts ...grpc.CallOption) (*LoadFuseResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LoadFuseResponse)
+	err := c.cc.Invoke(ctx, TargetService_LoadFuse_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *targetServiceClient) Fuse(ctx context.Context, in *FuseRequest, opts ...grpc.CallOption) (*FuseResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FuseResponse)
+	err := c.cc.Invoke(ctx, TargetService_Fuse_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *targetServiceClient) Step(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[StepRequest, StepResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &TargetService_ServiceDesc.Streams[0], TargetService_Step_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[StepRequest, StepResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type TargetService_StepClient = grpc.BidiStreamingClient[StepRequest, StepResponse]
+
+// TargetServiceServer is the server API for TargetService service.
+// All implementations must embed UnimplementedTargetServiceServer
+// for forward compatibility.
+//
+// TargetService decodes and verifies.
+type TargetServiceServer interface {
+	// SetSampler sets how tokens of a sequence are chosen.
+	SetSampler(context.Context, *SetSamplerRequest) (*SetSamplerResponse, error)
+	// DescribeSnapshot returns the layout of a snapshot, for reading it piece by piece.
+	DescribeSnapshot(context.Context, *DescribeSnapshotRequest) (*DescribeSnapshotResponse, error)
+	// ReadSnapshot returns bytes of a snapshot: of its state, or whole blocks of a page.
+	ReadSnapshot(context.Context, *ReadSnapshotRequest) (*ReadSnapshotResponse, error)
+	// BeginSnapshot begins a snapshot that is written piece by piece. FAILED_PRECONDITION: another model, layer range or
+	// type. Cancellation: as with CreateSequence.
+	BeginSnapshot(context.Context, *BeginSnapshotRequest) (*BeginSnapshotResponse, error)
+	// WriteSnapshot writes the next bytes of one. DATA_LOSS: damaged; nothing was written.
+	WriteSnapshot(context.Context, *WriteSnapshotRequest) (*WriteSnapshotResponse, error)
+	// FinishSnapshot makes it a snapshot like any other. FAILED_PRECONDITION: bytes are missing.
+	FinishSnapshot(context.Context, *FinishSnapshotRequest) (*FinishSnapshotResponse, error)
+	// SetCapture chooses the layers whose outgoing residual stream are features.
+	SetCapture(context.Context, *SetCaptureRequest) (*SetCaptureResponse, error)
+	// LoadFuse loads fc and norm of a draft from a local file and captures its layers.
+	LoadFuse(context.Context, *LoadFuseRequest) (*LoadFuseResponse, error)
+	// Fuse fuses captured features that were computed elsewhere. May be retried. FAILED_PRECONDITION: no fuse is loaded.
+	Fuse(context.Context, *FuseRequest) (*FuseResponse, error)
+	// Step is the decode loop: the engine answers every request in order, with failures in the answer, so that the stream
+	// outlives them. At most one request is in flight on a stream; several streams may be open, whose requests wait for
+	// each other at the engine. Numbers of requests are unique among them.
+	Step(grpc.BidiStreamingServer[StepRequest, StepResponse]) error
+	mustEmbedUnimplementedTargetServiceServer()
+}
+
+// UnimplementedTargetServiceServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedTargetServiceServer struct{}
+
+func (UnimplementedTargetServiceServer) SetSampler(context.Context, *SetSamplerRequest) (*SetSamplerResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetSampler not implemented")
+}
+func (UnimplementedTargetServiceServer) DescribeSnapshot(context.Context, *DescribeSnapshotRequest) (*DescribeSnapshotResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DescribeSnapshot not implemented")
+}
+func (UnimplementedTargetServiceServer) ReadSnapshot(context.Context, *ReadSnapshotRequest) (*ReadSnapshotResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReadSnapshot not implemented")
+}
+func (UnimplementedTargetServiceServer) BeginSnapshot(context.Context, *BeginSnapshotRequest) (*BeginSnapshotResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method BeginSnapshot not implemented")
+}
+func (UnimplementedTargetServiceServer) WriteSnapshot(context.Context, *WriteSnapshotRequest) (*WriteSnapshotResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method WriteSnapshot not implemented")
+}
+func (UnimplementedTargetServiceServer) FinishSnapshot(context.Context, *FinishSnapshotRequest) (*FinishSnapshotResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method FinishSnapshot not implemented")
+}
+func (UnimplementedTargetServiceServer) SetCapture(context.Context, *SetCaptureRequest) (*SetCaptureResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetCapture not implemented")
+}
+func (UnimplementedTargetServiceServer) LoadFuse(context.Context, *LoadFuseRequest) (*LoadFuseResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method LoadFuse not implemented")
+}
+func (UnimplementedTargetServiceServer) Fuse(context.Context, *FuseRequest) (*FuseResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Fuse not implemented")
+}
+func (UnimplementedTargetServiceServer) Step(grpc.BidiStreamingServer[StepRequest, StepResponse]) error {
+	return status.Error(codes.Unimplemented, "method Step not implemented")
+}
+func (UnimplementedTargetServiceServer) mustEmbedUnimplementedTargetServiceServer() {}
+func (UnimplementedTargetServiceServer) testEmbeddedByValue()                       {}
+
+// UnsafeTargetServiceServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to TargetServiceServer will
+// result in compilation errors.
+type UnsafeTargetServiceServer interface {
+	mustEmbedUnimplementedTargetServiceServer()
+}
+
+func RegisterTargetServiceServer(s grpc.ServiceRegistrar, srv TargetServiceServer) {
+	// If the following call panics, it indicates UnimplementedTargetServiceServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&TargetService_ServiceDesc, srv)
+}
+
+func _TargetService_SetSampler_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetSamplerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TargetServiceServer).SetSampler(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: TargetService_SetSampler_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TargetServiceServer).SetSampler(ctx, req.(*SetSamplerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _TargetService_DescribeSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DescribeSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TargetServiceServer).DescribeSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: TargetService_DescribeSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TargetServiceServer).DescribeSnapshot(ctx, req.(*DescribeSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _TargetService_ReadSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReadSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TargetServiceServer).ReadSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: TargetService_ReadSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TargetServiceServer).ReadSnapshot(ctx, req.(*ReadSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _TargetService_BeginSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(BeginSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TargetServiceServer).BeginSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: TargetService_BeginSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TargetServiceServer).BeginSnapshot(ctx, req.(*BeginSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _TargetService_WriteSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(WriteSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TargetServiceServer).WriteSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: TargetService_WriteSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TargetServiceServer).WriteSnapshot(ctx, req.(*WriteSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _TargetService_FinishSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FinishSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TargetServiceServer).FinishSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: TargetService_FinishSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TargetServiceServer).FinishSnapshot(ctx, req.(*FinishSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _TargetService_SetCapture_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetCaptureRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TargetServiceServer).SetCapture(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: TargetService_SetCapture_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TargetServiceServer).SetCapture(ctx, req.(*SetCaptureRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _TargetService_LoadFuse_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LoadFuseRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TargetServiceServer).LoadFuse(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: TargetService_LoadFuse_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TargetServiceServer).LoadFuse(ctx, req.(*LoadFuseRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _TargetService_Fuse_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FuseRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TargetServiceServer).Fuse(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: TargetService_Fuse_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TargetServiceServer).Fuse(ctx, req.(*FuseRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _TargetService_Step_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(TargetServiceServer).Step(&grpc.GenericServerStream[StepRequest, StepResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type TargetService_StepServer = grpc.BidiStreamingServer[StepRequest, StepResponse]
+
+// TargetService_ServiceDesc is the grpc.ServiceDesc for TargetService service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var TargetService_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "tandem.engine.v1.TargetService",
+	HandlerType: (*TargetServiceServer)(nil),
+	Methods: []grpc.MethodDesc{
 		{
-			StreamName:    "Run",
-			Handler:       _EngineService_Run_Handler,
+			MethodName: "SetSampler",
+			Handler:    _TargetService_SetSampler_Handler,
+		},
+		{
+			MethodName: "DescribeSnapshot",
+			Handler:    _TargetService_DescribeSnapshot_Handler,
+		},
+		{
+			MethodName: "ReadSnapshot",
+			Handler:    _TargetService_ReadSnapshot_Handler,
+		},
+		{
+			MethodName: "BeginSnapshot",
+			Handler:    _TargetService_BeginSnapshot_Handler,
+		},
+		{
+			MethodName: "WriteSnapshot",
+			Handler:    _TargetService_WriteSnapshot_Handler,
+		},
+		{
+			MethodName: "FinishSnapshot",
+			Handler:    _TargetService_FinishSnapshot_Handler,
+		},
+		{
+			MethodName: "SetCapture",
+			Handler:    _TargetService_SetCapture_Handler,
+		},
+		{
+			MethodName: "LoadFuse",
+			Handler:    _TargetService_LoadFuse_Handler,
+		},
+		{
+			MethodName: "Fuse",
+			Handler:    _TargetService_Fuse_Handler,
+		},
+	},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Step",
+			Handler:       _TargetService_Step_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
+		},
+	},
+	Metadata: "tandem/engine/v1/engine.proto",
+}
+
+const (
+	DraftService_Propose_FullMethodName = "/tandem.engine.v1.DraftService/Propose"
+)
+
+// DraftServiceClient is the client API for DraftService service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// DraftService proposes blocks of tokens.
+type DraftServiceClient interface {
+	// Propose appends features to sequences and proposes, like TargetService.Step.
+	Propose(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ProposeRequest, ProposeResponse], error)
+}
+
+type draftServiceClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewDraftServiceClient(cc grpc.ClientConnInterface) DraftServiceClient {
+	return &draftServiceClient{cc}
+}
+
+func (c *draftServiceClient) Propose(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ProposeRequest, ProposeResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &DraftService_ServiceDesc.Streams[0], DraftService_Propose_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ProposeRequest, ProposeResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type DraftService_ProposeClient = grpc.BidiStreamingClient[ProposeRequest, ProposeResponse]
+
+// DraftServiceServer is the server API for DraftService service.
+// All implementations must embed UnimplementedDraftServiceServer
+// for forward compatibility.
+//
+// DraftService proposes blocks of tokens.
+type DraftServiceServer interface {
+	// Propose appends features to sequences and proposes, like TargetService.Step.
+	Propose(grpc.BidiStreamingServer[ProposeRequest, ProposeResponse]) error
+	mustEmbedUnimplementedDraftServiceServer()
+}
+
+// UnimplementedDraftServiceServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedDraftServiceServer struct{}
+
+func (UnimplementedDraftServiceServer) Propose(grpc.BidiStreamingServer[ProposeRequest, ProposeResponse]) error {
+	return status.Error(codes.Unimplemented, "method Propose not implemented")
+}
+func (UnimplementedDraftServiceServer) mustEmbedUnimplementedDraftServiceServer() {}
+func (UnimplementedDraftServiceServer) testEmbeddedByValue()                      {}
+
+// UnsafeDraftServiceServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to DraftServiceServer will
+// result in compilation errors.
+type UnsafeDraftServiceServer interface {
+	mustEmbedUnimplementedDraftServiceServer()
+}
+
+func RegisterDraftServiceServer(s grpc.ServiceRegistrar, srv DraftServiceServer) {
+	// If the following call panics, it indicates UnimplementedDraftServiceServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&DraftService_ServiceDesc, srv)
+}
+
+func _DraftService_Propose_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(DraftServiceServer).Propose(&grpc.GenericServerStream[ProposeRequest, ProposeResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type DraftService_ProposeServer = grpc.BidiStreamingServer[ProposeRequest, ProposeResponse]
+
+// DraftService_ServiceDesc is the grpc.ServiceDesc for DraftService service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var DraftService_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "tandem.engine.v1.DraftService",
+	HandlerType: (*DraftServiceServer)(nil),
+	Methods:     []grpc.MethodDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Propose",
+			Handler:       _DraftService_Propose_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+	},
+	Metadata: "tandem/engine/v1/engine.proto",
+}
+
+const (
+	ScoreService_Score_FullMethodName = "/tandem.engine.v1.ScoreService/Score"
+)
+
+// ScoreServiceClient is the client API for ScoreService service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// ScoreService rates prompts.
+type ScoreServiceClient interface {
+	// Score rates every token of prompts by the attention that query rows pay to it: progress while it works, then one
+	// message with all scores. On cancel it ends within one layer. May be retried.
+	Score(ctx context.Context, in *ScoreRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ScoreResponse], error)
+}
+
+type scoreServiceClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewScoreServiceClient(cc grpc.ClientConnInterface) ScoreServiceClient {
+	return &scoreServiceClient{cc}
+}
+
+func (c *scoreServiceClient) Score(ctx context.Context, in *ScoreRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ScoreResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &ScoreService_ServiceDesc.Streams[0], ScoreService_Score_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ScoreRequest, ScoreResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ScoreService_ScoreClient = grpc.ServerStreamingClient[ScoreResponse]
+
+// ScoreServiceServer is the server API for ScoreService service.
+// All implementations must embed UnimplementedScoreServiceServer
+// for forward compatibility.
+//
+// ScoreService rates prompts.
+type ScoreServiceServer interface {
+	// Score rates every token of prompts by the attention that query rows pay to it: progress while it works, then one
+	// message with all scores. On cancel it ends within one layer. May be retried.
+	Score(*ScoreRequest, grpc.ServerStreamingServer[ScoreResponse]) error
+	mustEmbedUnimplementedScoreServiceServer()
+}
+
+// UnimplementedScoreServiceServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedScoreServiceServer struct{}
+
+func (UnimplementedScoreServiceServer) Score(*ScoreRequest, grpc.ServerStreamingServer[ScoreResponse]) error {
+	return status.Error(codes.Unimplemented, "method Score not implemented")
+}
+func (UnimplementedScoreServiceServer) mustEmbedUnimplementedScoreServiceServer() {}
+func (UnimplementedScoreServiceServer) testEmbeddedByValue()                      {}
+
+// UnsafeScoreServiceServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to ScoreServiceServer will
+// result in compilation errors.
+type UnsafeScoreServiceServer interface {
+	mustEmbedUnimplementedScoreServiceServer()
+}
+
+func RegisterScoreServiceServer(s grpc.ServiceRegistrar, srv ScoreServiceServer) {
+	// If the following call panics, it indicates UnimplementedScoreServiceServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&ScoreService_ServiceDesc, srv)
+}
+
+func _ScoreService_Score_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ScoreRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ScoreServiceServer).Score(m, &grpc.GenericServerStream[ScoreRequest, ScoreResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ScoreService_ScoreServer = grpc.ServerStreamingServer[ScoreResponse]
+
+// ScoreService_ServiceDesc is the grpc.ServiceDesc for ScoreService service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var ScoreService_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "tandem.engine.v1.ScoreService",
+	HandlerType: (*ScoreServiceServer)(nil),
+	Methods:     []grpc.MethodDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Score",
+			Handler:       _ScoreService_Score_Handler,
+			ServerStreams: true,
 		},
 	},
 	Metadata: "tandem/engine/v1/engine.proto",

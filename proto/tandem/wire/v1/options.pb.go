@@ -39,14 +39,6 @@ var file_tandem_wire_v1_options_proto_extTypes = []protoimpl.ExtensionInfo{
 		Filename:      "tandem/wire/v1/options.proto",
 	},
 	{
-		ExtendedType:  (*descriptorpb.OneofOptions)(nil),
-		ExtensionType: (*string)(nil),
-		Field:         50801,
-		Name:          "tandem.wire.v1.go_oneof",
-		Tag:           "bytes,50801,opt,name=go_oneof",
-		Filename:      "tandem/wire/v1/options.proto",
-	},
-	{
 		ExtendedType:  (*descriptorpb.FieldOptions)(nil),
 		ExtensionType: (*bool)(nil),
 		Field:         50801,
@@ -95,34 +87,26 @@ var (
 	E_GoStruct = &file_tandem_wire_v1_options_proto_extTypes[1]
 )
 
-// Extension fields to descriptorpb.OneofOptions.
-var (
-	// With go_struct: the int field that holds the number of the member that is set, 0 = none.
-	//
-	// optional string go_oneof = 50801;
-	E_GoOneof = &file_tandem_wire_v1_options_proto_extTypes[2]
-)
-
 // Extension fields to descriptorpb.FieldOptions.
 var (
 	// The field, bytes with the highest number of a message with codec, is its payload: it is sent from the memory where it
 	// lies, and received with one copy.
 	//
 	// optional bool by_reference = 50801;
-	E_ByReference = &file_tandem_wire_v1_options_proto_extTypes[3]
+	E_ByReference = &file_tandem_wire_v1_options_proto_extTypes[2]
 	// With go_struct: the field's name there, or its path; without it the name is that of protoc-gen-go.
 	//
 	// optional string go_field = 50802;
-	E_GoField = &file_tandem_wire_v1_options_proto_extTypes[4]
+	E_GoField = &file_tandem_wire_v1_options_proto_extTypes[3]
 	// With go_struct: how much larger the number is on the wire than in Go.
 	//
 	// optional int32 go_offset = 50803;
-	E_GoOffset = &file_tandem_wire_v1_options_proto_extTypes[5]
+	E_GoOffset = &file_tandem_wire_v1_options_proto_extTypes[4]
 	// With go_struct, for uint32: the number of elements of this slice of bytes, uint32 or float32. The slices are the payload,
 	// in the order of the fields.
 	//
 	// optional string payload_part = 50804;
-	E_PayloadPart = &file_tandem_wire_v1_options_proto_extTypes[6]
+	E_PayloadPart = &file_tandem_wire_v1_options_proto_extTypes[5]
 )
 
 var File_tandem_wire_v1_options_proto protoreflect.FileDescriptor
@@ -131,8 +115,7 @@ const file_tandem_wire_v1_options_proto_rawDesc = "" +
 	"\n" +
 	"\x1ctandem/wire/v1/options.proto\x12\x0etandem.wire.v1\x1a google/protobuf/descriptor.proto:7\n" +
 	"\x05codec\x12\x1f.google.protobuf.MessageOptions\x18\xf1\x8c\x03 \x01(\bR\x05codec:>\n" +
-	"\tgo_struct\x12\x1f.google.protobuf.MessageOptions\x18\xf2\x8c\x03 \x01(\tR\bgoStruct::\n" +
-	"\bgo_oneof\x12\x1d.google.protobuf.OneofOptions\x18\xf1\x8c\x03 \x01(\tR\agoOneof:B\n" +
+	"\tgo_struct\x12\x1f.google.protobuf.MessageOptions\x18\xf2\x8c\x03 \x01(\tR\bgoStruct:B\n" +
 	"\fby_reference\x12\x1d.google.protobuf.FieldOptions\x18\xf1\x8c\x03 \x01(\bR\vbyReference::\n" +
 	"\bgo_field\x12\x1d.google.protobuf.FieldOptions\x18\xf2\x8c\x03 \x01(\tR\agoField:<\n" +
 	"\tgo_offset\x12\x1d.google.protobuf.FieldOptions\x18\xf3\x8c\x03 \x01(\x05R\bgoOffset:B\n" +
@@ -141,21 +124,19 @@ const file_tandem_wire_v1_options_proto_rawDesc = "" +
 
 var file_tandem_wire_v1_options_proto_goTypes = []any{
 	(*descriptorpb.MessageOptions)(nil), // 0: google.protobuf.MessageOptions
-	(*descriptorpb.OneofOptions)(nil),   // 1: google.protobuf.OneofOptions
-	(*descriptorpb.FieldOptions)(nil),   // 2: google.protobuf.FieldOptions
+	(*descriptorpb.FieldOptions)(nil),   // 1: google.protobuf.FieldOptions
 }
 var file_tandem_wire_v1_options_proto_depIdxs = []int32{
 	0, // 0: tandem.wire.v1.codec:extendee -> google.protobuf.MessageOptions
 	0, // 1: tandem.wire.v1.go_struct:extendee -> google.protobuf.MessageOptions
-	1, // 2: tandem.wire.v1.go_oneof:extendee -> google.protobuf.OneofOptions
-	2, // 3: tandem.wire.v1.by_reference:extendee -> google.protobuf.FieldOptions
-	2, // 4: tandem.wire.v1.go_field:extendee -> google.protobuf.FieldOptions
-	2, // 5: tandem.wire.v1.go_offset:extendee -> google.protobuf.FieldOptions
-	2, // 6: tandem.wire.v1.payload_part:extendee -> google.protobuf.FieldOptions
-	7, // [7:7] is the sub-list for method output_type
-	7, // [7:7] is the sub-list for method input_type
-	7, // [7:7] is the sub-list for extension type_name
-	0, // [0:7] is the sub-list for extension extendee
+	1, // 2: tandem.wire.v1.by_reference:extendee -> google.protobuf.FieldOptions
+	1, // 3: tandem.wire.v1.go_field:extendee -> google.protobuf.FieldOptions
+	1, // 4: tandem.wire.v1.go_offset:extendee -> google.protobuf.FieldOptions
+	1, // 5: tandem.wire.v1.payload_part:extendee -> google.protobuf.FieldOptions
+	6, // [6:6] is the sub-list for method output_type
+	6, // [6:6] is the sub-list for method input_type
+	6, // [6:6] is the sub-list for extension type_name
+	0, // [0:6] is the sub-list for extension extendee
 	0, // [0:0] is the sub-list for field type_name
 }
 
@@ -171,7 +152,7 @@ func file_tandem_wire_v1_options_proto_init() {
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_wire_v1_options_proto_rawDesc), len(file_tandem_wire_v1_options_proto_rawDesc)),
 			NumEnums:      0,
 			NumMessages:   0,
-			NumExtensions: 7,
+			NumExtensions: 6,
 			NumServices:   0,
 		},
 		GoTypes:           file_tandem_wire_v1_options_proto_goTypes,

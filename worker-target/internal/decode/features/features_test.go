@@ -14,7 +14,7 @@ type step struct{ rows, kept int }
 
 // fake returns features that hold their position.
 type fake struct {
-	engine.Engine
+	engine.Target
 	steps []step
 	short int // bytes that it forgets
 }

@@ -66,7 +66,7 @@ type Cache interface {
 	Drop(e *prefix.Entry)
 	Persist(e *prefix.Entry, fresh int)
 	Interval() int
-	Relieve(use engine.Engine) bool
+	Relieve(use engine.Target) bool
 	Freed()
 	Longest(space string, tokens []int32, fits func(length int) bool) int
 }
@@ -77,7 +77,7 @@ type Reuse struct {
 	classes Class
 
 	req    Request
-	engine engine.Engine
+	engine engine.Target
 	prompt []int32
 	cuts   piece.Cuts
 	free   bool            // every cut has the same bits
@@ -101,7 +101,7 @@ type Reuse struct {
 func New(cache Cache, classes Class) Reuse { return Reuse{cache: cache, classes: classes} }
 
 // Start begins a request on an engine, whose prompt has the given cuts.
-func (r *Reuse) Start(req Request, e engine.Engine, prompt []int32, cuts piece.Cuts) {
+func (r *Reuse) Start(req Request, e engine.Target, prompt []int32, cuts piece.Cuts) {
 	r.req, r.engine, r.prompt, r.cuts, r.free = req, e, prompt, cuts, e.Info().PromptRows == 0
 	r.rows, r.ring, r.kind, r.newest = nil, nil, nil, nil
 	r.restored, r.saved, r.shared, r.passed = 0, 0, 0, 0

@@ -16,7 +16,7 @@ import (
 
 // bare is an engine that says what it is.
 type bare struct {
-	engine.Engine
+	engine.Target
 	promptRows int
 }
 
@@ -60,7 +60,7 @@ func (s *stub) Save(_ string, tokens []int32, _ engine.Sequence, _ prefix.Featur
 }
 
 func (s *stub) Drop(e *prefix.Entry)       { s.dropped = append(s.dropped, s.entries[e]) }
-func (s *stub) Relieve(engine.Engine) bool { return false }
+func (s *stub) Relieve(engine.Target) bool { return false }
 func (s *stub) Freed()                     {}
 func (s *stub) Interval() int              { return s.interval }
 

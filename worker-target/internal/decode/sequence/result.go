@@ -17,7 +17,7 @@ type Result struct {
 }
 
 // run runs a step and holds the engine to its contract where a breach would be a crash or a wrong token.
-func (r *Result) run(ctx context.Context, e engine.Engine, step *engine.Step, vocab int) error {
+func (r *Result) run(ctx context.Context, e engine.Target, step *engine.Step, vocab int) error {
 	r.rows = step.Rows
 	start := time.Now()
 	if err := e.Step(ctx, step, &r.raw); err != nil {

@@ -13,7 +13,7 @@ import (
 
 // Sequence is the sequence of one request after another. Its memory is kept between them.
 type Sequence struct {
-	engine  engine.Engine
+	engine  engine.Target
 	id      engine.Sequence
 	vocab   int
 	length  int
@@ -28,7 +28,7 @@ type Sequence struct {
 }
 
 // Start begins a request on sequence id, which holds length positions. vocab bounds the tokens that the engine may choose.
-func (s *Sequence) Start(e engine.Engine, id engine.Sequence, length, vocab int) {
+func (s *Sequence) Start(e engine.Target, id engine.Sequence, length, vocab int) {
 	s.engine, s.id, s.vocab, s.length = e, id, vocab, length
 	s.path, s.group[0], s.built = s.path[:0], engine.Group{}, false
 }

@@ -11,7 +11,7 @@ import (
 
 // fake notes the groups of its steps and returns a prepared result.
 type fake struct {
-	engine.Engine
+	engine.Target
 	groups []engine.Group
 	result engine.StepResult
 }
