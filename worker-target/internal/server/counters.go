@@ -19,7 +19,7 @@ type counters struct {
 	prompt, tokens                                   float64
 	steps, plain, drafted, accepted, late, malformed float64
 	lookDrafted, lookAccepted                        float64
-	degraded                                         float64
+	degraded, readAgain                              float64
 	prefill, decode, verify, wait                    float64 // seconds
 }
 
@@ -93,6 +93,7 @@ func (s *Server) account(stats *decode.Stats, err error) {
 	c.lookAccepted += float64(stats.LookAccepted)
 	c.late += float64(stats.Late)
 	c.malformed += float64(stats.Malformed)
+	c.readAgain += float64(stats.ReadAgain)
 	if stats.Degraded {
 		c.degraded++
 	}
@@ -108,7 +109,7 @@ func (s *Server) Heartbeat(h *tandemv1.Heartbeat) {
 	s.mu.Lock()
 	c := s.counters
 	s.mu.Unlock()
-	p := s.deps.Prefixes.Stats()
+	p, m := s.deps.Prefixes.Stats(), s.members.Stats()
 	h.Counters = map[string]float64{
 		"requests": c.requests, "requests_failed": c.failed, "requests_cancelled": c.cancelled,
 		"requests_degraded": c.degraded,
@@ -122,6 +123,9 @@ func (s *Server) Heartbeat(h *tandemv1.Heartbeat) {
 		"prefix_cache_evictions": float64(p.Evictions), "prefix_cache_refusals": float64(p.Refusals),
 		"prefix_cache_failures": float64(p.Failures),
 		"prefix_cache_entries":  float64(p.Entries), "prefix_cache_bytes": float64(p.Bytes),
+		"preemptions": float64(m.Preemptions), "requests_parked": float64(m.Parked),
+		"resumed_from_memory": float64(m.Restored), "resumed_by_reading": float64(m.Recomputed),
+		"slow_readers": float64(m.Away), "tokens_read_again": c.readAgain,
 	}
 	if d, ok := s.deps.Prefixes.DiskStats(); ok {
 		for name, n := range map[string]uint64{
