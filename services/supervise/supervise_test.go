@@ -351,8 +351,8 @@ func TestRunDir(t *testing.T) {
 	}
 }
 
-// TestUnfitChild: a child that others can do without and that no restart cures is tried ever more rarely, and its reason
-// is said once.
+// TestUnfitChild: a child that others can do without and that no restart cures is tried ever more rarely, and its
+// reason is said once.
 func TestUnfitChild(t *testing.T) {
 	out := newOutput()
 	logs, entries := observer.New(zap.DebugLevel)

@@ -76,7 +76,7 @@ func kindOf(c *toolcall.Call) string {
 }
 
 // end completes the output. A completed answer without any visible part gets an empty message. What the end cut off is
-// incomplete; a call that it cut off has no events of an end of its own, because clients run what they are told is done.
+// incomplete; a call that it cut off has no events of an end of its own: clients run what they are told is done.
 func (o *output) end(status string) {
 	if b := o.open; b != nil && b.call != nil {
 		o.inputEnd()
