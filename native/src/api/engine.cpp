@@ -309,7 +309,8 @@ tnd_status tnd_snapshot_write(tnd_engine* engine, int32_t snapshot, int32_t part
 }
 
 tnd_status tnd_snapshot_finish(tnd_engine* engine, int32_t snapshot) {
-  return call(engine, &tnd_engine::target, "tnd_snapshot_finish", [&](tnd::TargetEngine& role) { return role.snapshot_finish(snapshot); });
+  return call(engine, &tnd_engine::target, "tnd_snapshot_finish",
+              [&](tnd::TargetEngine& role) { return role.snapshot_finish(snapshot); });
 }
 
 tnd_status tnd_sequence_export_size(tnd_engine* engine, int32_t sequence, uint64_t* bytes) {
