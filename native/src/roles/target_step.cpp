@@ -246,8 +246,8 @@ Status TargetRole::check_rows(const tnd_step& step, int32_t index, const Sequenc
   return Status();
 }
 
-// The page that the tip lies in if the group writes there: rows of the path move to it, or its own rows begin in it. Else
-// -1: pages before it are complete, those behind it the sequence's own.
+// The page that the tip lies in if the group writes there: rows of the path move to it, or its own rows begin in it.
+// Else -1: pages before it are complete, those behind it the sequence's own.
 int32_t TargetRole::written_tip(const Group& g) const {
   const Sequence& s = sequences_[static_cast<size_t>(g.sequence)];
   const int32_t tip = s.length / kKvPage, path = static_cast<int32_t>(g.path.size());

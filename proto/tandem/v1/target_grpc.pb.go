@@ -28,10 +28,10 @@ const (
 //
 // TargetService is what the gateway asks of a worker-target.
 type TargetServiceClient interface {
-	// Decode prefills a prompt and streams committed tokens: the speculative loop runs inside the worker. On cancel the work
-	// stops within one step or prefill chunk and the slot is freed. May be retried: prompt_tokens plus already committed
-	// tokens with the same sampling give the same continuation. RESOURCE_EXHAUSTED: no slot; UNAVAILABLE: draining or the
-	// engine is restarting.
+	// Decode prefills a prompt and streams committed tokens: the speculative loop runs inside the worker. On cancel the
+	// work stops within one step or prefill chunk and the slot is freed. May be retried: prompt_tokens plus already
+	// committed tokens with the same sampling give the same continuation. RESOURCE_EXHAUSTED: no slot; UNAVAILABLE:
+	// draining or the engine is restarting.
 	Decode(ctx context.Context, in *DecodeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DecodeResponse], error)
 }
 
@@ -68,10 +68,10 @@ type TargetService_DecodeClient = grpc.ServerStreamingClient[DecodeResponse]
 //
 // TargetService is what the gateway asks of a worker-target.
 type TargetServiceServer interface {
-	// Decode prefills a prompt and streams committed tokens: the speculative loop runs inside the worker. On cancel the work
-	// stops within one step or prefill chunk and the slot is freed. May be retried: prompt_tokens plus already committed
-	// tokens with the same sampling give the same continuation. RESOURCE_EXHAUSTED: no slot; UNAVAILABLE: draining or the
-	// engine is restarting.
+	// Decode prefills a prompt and streams committed tokens: the speculative loop runs inside the worker. On cancel the
+	// work stops within one step or prefill chunk and the slot is freed. May be retried: prompt_tokens plus already
+	// committed tokens with the same sampling give the same continuation. RESOURCE_EXHAUSTED: no slot; UNAVAILABLE:
+	// draining or the engine is restarting.
 	Decode(*DecodeRequest, grpc.ServerStreamingServer[DecodeResponse]) error
 	mustEmbedUnimplementedTargetServiceServer()
 }
