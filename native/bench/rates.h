@@ -12,13 +12,14 @@ struct Rates {
   std::string matmul_how;  // what was measured
 };
 
-// show_breakdowns prints, for every kind of step that follows, where its time goes kernel by kernel (gpu/runtime/breakdown.h),
-// each graph measured `runs` times. A kind whose output steers others shows a wrong, even negative time. From then on
-// the engine's results mean nothing, nor do times that hold a measurement. False on the CPU, which has no graphs.
+// show_breakdowns prints, for every kind of step that follows, where its time goes kernel by kernel
+// (gpu/runtime/breakdown.h), each graph measured `runs` times. A kind whose output steers others shows a wrong, even
+// negative time. From then on the engine's results mean nothing, nor do times that hold a measurement. False on the
+// CPU, which has no graphs.
 bool show_breakdowns(int runs, const Rates& rates);
 
-// show_timeline runs a step, which returns its ms, and prints when its launches ran (gpu/runtime/timeline.h). The engine is
-// idle before and after. Returns why it cannot, or an empty string.
+// show_timeline runs a step, which returns its ms, and prints when its launches ran (gpu/runtime/timeline.h). The
+// engine is idle before and after. Returns why it cannot, or an empty string.
 std::string show_timeline(const char* device, const std::function<double()>& step);
 
 // measure_rates needs half a second and, on a GPU, 1 GiB of its memory. device as in tnd_open_options.

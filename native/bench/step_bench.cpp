@@ -1,9 +1,11 @@
 // Times whole steps of a target engine through the C ABI: rows of a tree on top of a context, plain decoding, prefill
 // by chunk, and the share of every phase. Usage:
-//   step_bench [model.gguf] [threads] [what] [draft.gguf]      what: rows, plain, prefill, mixed or all (default)
+//   step_bench [model.gguf] [threads] [what] [draft.gguf]   what: rows, plain, prefill, mixed, choice or all (default)
 // With a draft every row also gives its fused features, as when that draft is attached; plain decoding is timed without
 // them, with them at once and with them kept and read many at a time. mixed: a prompt's piece of 512 rows beside rows
-// of 8 other sequences in one step, against both apart.
+// of 8 other sequences in one step, against both apart. choice (not part of all): what every sampler adds to a plain
+// step and to a tree of 16 rows, as a ratio to the same step with argmax just before it; the file wants a large
+// vocabulary then, as synthetic_gguf's have.
 // The default model is the demonstration target, run from the root of the repository. Each figure is the median of many
 // runs, so that other work on the machine disturbs little.
 #include <algorithm>
@@ -39,6 +41,30 @@ void check(tnd_engine* e, tnd_status s, const char* what) {
   std::fprintf(stderr, "%s: status %d: %s\n", what, s, text);
   std::exit(1);
 }
+
+// A way to choose tokens, and how many log-probabilities every row gives with them.
+struct Choice {
+  const char* name;
+  float temperature, top_p, min_p;
+  int32_t top_k;
+  float repetition, presence;
+  int32_t top;
+};
+
+constexpr Choice kChoices[] = {
+    {"argmax", 0, 1, 0, 0, 1, 0, 0},  // the first: what the others are compared with
+    {"temperature", 0.7f, 1, 0, 0, 1, 0, 0},
+    {"top_k 20", 0.7f, 1, 0, 20, 1, 0, 0},
+    {"top_p 0.95", 0.7f, 0.95f, 0, 0, 1, 0, 0},
+    {"top_p 0.95 top_k 50000", 0.7f, 0.95f, 0, 50000, 1, 0, 0},
+    {"level top_p 0.5", 2, 0.5f, 0, 0, 1, 0, 0},
+    {"min_p 0.05", 0.7f, 1, 0.05f, 0, 1, 0, 0},
+    {"penalties", 0.7f, 1, 0, 0, 1.1f, 0.5f, 0},
+    {"penalties top_p 0.95", 0.7f, 0.95f, 0, 0, 1.1f, 0.5f, 0},
+    {"logprobs 5", 0, 1, 0, 0, 1, 0, 5},
+    {"logprobs 5 top_p 0.95", 0.7f, 0.95f, 0, 0, 1, 0, 5},
+    {"recommended", 0.7f, 0.8f, 0, 20, 1, 0, 0},
+};
 
 struct Runner {
   tnd_engine* e = nullptr;
@@ -106,14 +132,18 @@ struct Runner {
   }
 
   // One uncommitted step of n rows: a chain, or a tree of which every third row branches off two rows earlier.
-  double step(int n, bool tree) {
+  double step(int n, bool tree, int32_t top = 0) {
     std::vector<tnd_row> rows(static_cast<size_t>(n));
+    std::vector<float> logprobs(static_cast<size_t>(n)), top_logprobs(static_cast<size_t>(n * top));
+    std::vector<int32_t> top_ids(static_cast<size_t>(n * top));
     std::vector<int32_t> tokens(static_cast<size_t>(n));
     for (int i = 0; i < n; ++i) {
       const int parent = tree && i >= 3 && i % 3 == 0 ? i - 3 : i - 1;
       const int position = parent < 0 ? length : rows[parent].position + 1;
       rows[i] = tnd_row{next_token(), position, parent, TND_WANT_TOKEN, 0, 0, -1};
       if (feature_row > 0) rows[i].want |= TND_WANT_FEATURES;
+      if (top > 0) rows[i].want |= TND_WANT_TOP;
+      rows[i].top_k = top;
     }
     std::vector<uint8_t> features(static_cast<size_t>(n) * feature_row);
     const tnd_group group{sequence, n, TND_GROUP_DECODE, 0, nullptr, 0, 0, 0};
@@ -124,6 +154,12 @@ struct Runner {
     step.n_rows = n;
     step.rows = rows.data();
     step.tokens = tokens.data();
+    if (top > 0) {
+      step.logprobs = logprobs.data();
+      step.top_ids = top_ids.data();
+      step.top_logprobs = top_logprobs.data();
+      step.top_stride = top;
+    }
     if (feature_row > 0) {
       step.feature_encoding = TND_FEATURE_FUSED_BF16;
       step.features = features.data();
@@ -195,6 +231,22 @@ struct Runner {
     return now_us() - start;
   }
 
+  // An uncommitted step of n rows with a sampler; us.
+  double choose(int n, const Choice& c) {
+    tnd_sampler s{};
+    s.struct_size = sizeof s;
+    s.temperature = c.temperature;
+    s.top_p = c.top_p;
+    s.min_p = c.min_p;
+    s.top_k = c.top_k;
+    s.repetition_penalty = c.repetition;
+    s.presence_penalty = c.presence;
+    s.penalty_window = 8192;
+    s.seed = ++seed;
+    check(e, tnd_sequence_sampler(e, sequence, &s), "sampler");
+    return step(n, true, c.top);
+  }
+
   std::vector<tnd_stat> stats() {
     uint64_t count = 0;
     tnd_stats(e, nullptr, &count);
@@ -218,6 +270,35 @@ void print_phases(const std::vector<tnd_stat>& before, const std::vector<tnd_sta
 double median(std::vector<double> v) {
   std::sort(v.begin(), v.end());
   return v[v.size() / 2];
+}
+
+// Time of a step by sampler, for a plain step and a tree of 16. In turns, so that a slow second hits all of them; a
+// step's ratio is to the mean of the steps with argmax before and after it.
+void choices(Runner* r) {
+  constexpr int kRounds[] = {40, 25};
+  constexpr int kRows[] = {1, 16};
+  r->prefill(200, 512);
+  for (size_t k = 0; k < std::size(kRows); ++k) {
+    const int n = kRows[k];
+    std::vector<double> times[std::size(kChoices)], ratios[std::size(kChoices)];
+    for (int i = 0; i < 3; ++i) r->choose(n, kChoices[0]);
+    double before = r->choose(n, kChoices[0]);
+    for (int round = 0; round < kRounds[k]; ++round) {
+      for (size_t i = 1; i < std::size(kChoices); ++i) {
+        const double us = r->choose(n, kChoices[i]), after = r->choose(n, kChoices[0]);
+        times[i].push_back(us);
+        times[0].push_back(after);
+        ratios[i].push_back(2 * us / (before + after));
+        before = after;
+      }
+    }
+    for (size_t i = 0; i < std::size(kChoices); ++i) {
+      std::printf("rows %2d   %-24s median %7.0f us   best %7.0f us", n, kChoices[i].name, median(times[i]),
+                  *std::min_element(times[i].begin(), times[i].end()));
+      if (i > 0) std::printf("   to argmax %.3f", median(ratios[i]));
+      std::printf("\n");
+    }
+  }
 }
 
 }  // namespace
@@ -342,6 +423,7 @@ int main(int argc, char** argv) {
         "piece of %d rows %.0f us, %d rows %.0f us, in one step %.0f us: %.3f of both apart (median of turns)\n",
         kPiece, median(piece), kOthers, median(rows), median(both), median(ratio));
   }
+  if (what == "choice") choices(&r);
   tnd_close(r.e);
   return 0;
 }

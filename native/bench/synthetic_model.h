@@ -66,8 +66,8 @@ class SyntheticModel {
   // TND_RESOURCE_EXHAUSTED when memory is not to be had.
   static Status make(const SyntheticShape& shape, int threads, std::unique_ptr<SyntheticModel>* out);
   // write makes the same image as a file that can be served: a shape with a vocabulary gets a tokenizer (256 byte
-  // tokens, <|im_start|>, <|im_end|>, and words of their own number that no text merges to) and a chat template. Errors:
-  // TND_RESOURCE_EXHAUSTED when the file cannot be made.
+  // tokens, <|im_start|>, <|im_end|>, and words of their own number that no text merges to) and a chat template.
+  // Errors: TND_RESOURCE_EXHAUSTED when the file cannot be made.
   static Status write(const SyntheticShape& shape, int threads, const std::string& path);
   ~SyntheticModel();
   SyntheticModel(const SyntheticModel&) = delete;

@@ -51,7 +51,8 @@ func TestLibraryStepAllocations(t *testing.T) {
 	}
 	runtime.ReadMemStats(&after)
 	allocs := float64(after.Mallocs-before.Mallocs) / n
-	t.Logf("%.1f allocations, %d bytes, %d µs in the engine", allocs, (after.TotalAlloc-before.TotalAlloc)/n, result.EngineNanos/1000)
+	t.Logf("%.1f allocations, %d bytes, %d µs in the engine", allocs, (after.TotalAlloc-before.TotalAlloc)/n,
+		result.EngineNanos/1000)
 	if allocs > 2 {
 		t.Errorf("%.1f allocations a step, which is one native call", allocs)
 	}

@@ -53,8 +53,8 @@ func TestLibrary(t *testing.T) {
 	runInProcess(t, path, models)
 }
 
-// TestLibrarySmall runs what the suite asks of a target with the smallest model there is, random 16-bit weights with six
-// value heads to two key heads: little enough work for tools that check every access to memory.
+// TestLibrarySmall runs what the suite asks of a target with the smallest model there is, random 16-bit weights with
+// six value heads to two key heads: little enough work for tools that check every access to memory.
 func TestLibrarySmall(t *testing.T) {
 	path, models := files(t)
 	runInProcess(t, path, enginetest.Models{Target: randomModel(t, "ratio3"), Missing: models.Missing})
@@ -120,7 +120,8 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
-// follow starts the engine program for a worker of the given process id, and returns its first line: the handshake when it serves.
+// follow starts the engine program for a worker of the given process id, and returns its first line: the handshake when
+// it serves.
 func follow(t *testing.T, bin, lib, parent string) (cmd *exec.Cmd, line string) {
 	t.Helper()
 	cmd = exec.Command(bin, "--lib", lib)

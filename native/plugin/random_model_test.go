@@ -17,8 +17,8 @@ import (
 	"github.com/tandem-inference/tandem/services/gguf"
 )
 
-// randomModel writes the random model of that name (native/tests/data/random_models.txt) to a folder of the test, checks
-// its hash and returns its path.
+// randomModel writes the random model of that name (native/tests/data/random_models.txt) to a folder of the test,
+// checks its hash and returns its path.
 func randomModel(t testing.TB, name string) string {
 	t.Helper()
 	description := filepath.Join("..", "tests", "data", "random_models.txt")

@@ -378,7 +378,7 @@ TEST(prompts_have_products_of_their_own) {
   made->upload(x, in.data(), kRows * kK);
   // The first `prompt` of `rows` rows from row `first` of x.
   const auto product = [&](int prompt, int rows, int first = 0) {
-    made->begin_step(prompt);
+    made->begin_step(prompt, rows);
     made->prepare(x + first * kK, kK, rows, kK, made->forms(*w), acts.get());
     const Product p{w.get(), y, kN, nullptr};
     made->matmul({&p, 1}, *acts, rows);
@@ -476,7 +476,7 @@ TEST(long_chains_of_prompts_are_chunked) {
     at = kept;
     rng = Rng(32);
     for (DeltaState& s : states) s.s = random(state, -0.5f, 0.5f), s.taps = random(taps, -1.0f, 1.0f);
-    backend->begin_step(prompt ? kRows : 0);
+    backend->begin_step(prompt ? kRows : 0, kRows);
     for (DeltaGroup& g : groups) g.prompt = prompt;
     backend->delta_mixer(layer, 0, groups, kRows, io, limits.forms, out.get());
     std::vector<float>& to = got[prompt ? 1 : 0];

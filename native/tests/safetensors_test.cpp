@@ -18,10 +18,11 @@ std::string image(const std::string& header, size_t data) {
 }  // namespace
 
 TEST(reads_tensors) {
-  const std::string s = image(
-      R"({"__metadata__":{"format":"pt"},"fc.weight":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]},)"
-      R"("norm.weight":{"dtype":"F32","shape":[2],"data_offsets":[12,20]},"s":{"dtype":"F16","shape":[],"data_offsets":[20,22]}})",
-      22);
+  const std::string s =
+      image(R"({"__metadata__":{"format":"pt"},"fc.weight":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]},)"
+            R"("norm.weight":{"dtype":"F32","shape":[2],"data_offsets":[12,20]},)"
+            R"("s":{"dtype":"F16","shape":[],"data_offsets":[20,22]}})",
+            22);
   std::unique_ptr<Safetensors> f;
   CHECK_OK(Safetensors::open_memory(s.data(), s.size(), &f));
   REQUIRE(f != nullptr);

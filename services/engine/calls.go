@@ -28,10 +28,10 @@ const (
 	forget = 0.98
 )
 
-// callClock finds an engine whose calls do not come back although its process lives: a device that hangs, a step without end.
-// The limit of a call is the larger of floor and slowFactor times what a call of its kind, rows and context took so far. Calls
-// wait for each other in the engine, so what is limited is the time since the engine last finished one, as observed by ticks:
-// see procwatch.
+// callClock finds an engine whose calls do not come back although its process lives: a device that hangs, a step
+// without end. The limit of a call is the larger of floor and slowFactor times what a call of its kind, rows and
+// context took so far. Calls wait for each other in the engine, so what is limited is the time since the engine last
+// finished one, as observed by ticks: see procwatch.
 type callClock struct {
 	floor time.Duration // 0 = never stuck
 
@@ -98,8 +98,8 @@ func (c *callClock) limit(n call) time.Duration {
 	return max(c.floor, time.Duration(slowFactor*float64(w)*n.units))
 }
 
-// tick adds observed time. It returns for how long the engine has finished nothing when that is more than any call may take,
-// else 0.
+// tick adds observed time. It returns for how long the engine has finished nothing when that is more than any call may
+// take, else 0.
 func (c *callClock) tick(passed time.Duration) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()

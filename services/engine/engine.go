@@ -68,7 +68,8 @@ type Info struct {
 	KVPositions, KVPage                int // sequences of together KVPositions find room; positions of a page
 	KVBytesPerToken                    uint64
 	StateBytesPerSequence              uint64
-	// Numerics names the engine's arithmetic: backend, kind of device, versions of the sets of kernels with bits of their own.
+	// Numerics names the engine's arithmetic: backend, kind of device, versions of the sets of kernels with bits of their
+	// own.
 	Numerics string
 	// PromptRows is 0 when both kinds of groups have the same bits; else a prompt piece of more rows is stated as
 	// KindPrompt.
@@ -107,7 +108,8 @@ type Row struct {
 	Mask     int32 // row of Step.Masks, -1 = all tokens allowed
 }
 
-// FeatureEncoding says what a feature row holds. It is defined in proto/tandem/v1/common.proto; its numbers are TND_FEATURE_*.
+// FeatureEncoding says what a feature row holds. It is defined in proto/tandem/v1/common.proto; its numbers are
+// TND_FEATURE_*.
 type FeatureEncoding = tandemv1.FeatureEncoding
 
 // Feature encodings.
@@ -124,8 +126,9 @@ type HiddenEncoding int32
 
 // Hidden encodings.
 const (
-	HiddenF32  HiddenEncoding = 0 // as they are
-	HiddenBF16 HiddenEncoding = 1 // half the bytes, rounded to nearest even: other bits than those of an engine with all layers
+	HiddenF32 HiddenEncoding = 0 // as they are
+	// half the bytes, rounded to nearest even: other bits than those of an engine with all layers
+	HiddenBF16 HiddenEncoding = 1
 )
 
 // Bytes is the size of a value, 0 for an unknown encoding.
@@ -155,9 +158,10 @@ type Group struct {
 	Sequence Sequence
 	Rows     int // of Step.Rows, after those of the groups before; may be 0
 	Kind     GroupKind
-	Commit   bool      // the rows are a chain from the tip, and the step commits them; without it they stay pending
-	Path     []int32   // pending rows to commit, indices within the sequence's group of its last step; each the parent of the next
-	Kept     KeptRange // features to read once Path is committed
+	Commit   bool // the rows are a chain from the tip, and the step commits them; without it they stay pending
+	// pending rows to commit, indices within the sequence's group of its last step; each the parent of the next
+	Path []int32
+	Kept KeptRange // features to read once Path is committed
 }
 
 // KeptRange names committed positions from Position on whose rows wanted WantKeep; the zero value names none.
@@ -180,8 +184,8 @@ type Step struct {
 	Features FeatureEncoding
 }
 
-// StepResult receives the outputs of a Step. Its slices are reused: pass the same value again to avoid allocation; they are
-// valid until it is passed to Step again.
+// StepResult receives the outputs of a Step. Its slices are reused: pass the same value again to avoid allocation; they
+// are valid until it is passed to Step again.
 type StepResult struct {
 	Tokens      []int32   // [rows], -1 where not wanted
 	Logprobs    []float32 // [rows] of Tokens

@@ -138,7 +138,8 @@ func (g *Guard) watchCalls(ctx context.Context) {
 		passed := min(now.Sub(last), 2*period)
 		last = now
 		if still := g.clock.tick(passed); still > 0 {
-			g.giveUp(rpcerr.EngineLost.With("the engine is stuck: it has finished nothing for %v", still.Round(100*time.Millisecond)))
+			g.giveUp(rpcerr.EngineLost.With("the engine is stuck: it has finished nothing for %v",
+				still.Round(100*time.Millisecond)))
 			return
 		}
 	}

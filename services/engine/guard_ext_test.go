@@ -89,8 +89,8 @@ func (f *flawed) left(t *testing.T) int {
 	return len(h.Sequences)
 }
 
-// TestGuardRetriesFrees: what could not be freed is freed later, and counted as an orphan until then. In virtual time, as
-// all tests of what a guard does in time: on a busy machine it is done before a test has looked.
+// TestGuardRetriesFrees: what could not be freed is freed later, and counted as an orphan until then. In virtual time,
+// as all tests of what a guard does in time: on a busy machine it is done before a test has looked.
 func TestGuardRetriesFrees(t *testing.T) {
 	racetest.Bubble(t, func(t *testing.T) {
 		f, g := openFlawed(t, engine.GuardConfig{Every: 5 * time.Millisecond})
@@ -105,7 +105,9 @@ func TestGuardRetriesFrees(t *testing.T) {
 			t.Fatal(err)
 		}
 		testwait.Until(t, "the sequence is freed", func() bool { return f.left(t) == 0 })
-		testwait.Until(t, "and no longer an orphan", func() bool { return g.Counts().Orphans == 0 && g.Counts().Sequences == 0 })
+		testwait.Until(t, "and no longer an orphan", func() bool {
+			return g.Counts().Orphans == 0 && g.Counts().Sequences == 0
+		})
 		if g.Err() != nil || f.killed.Load() {
 			t.Errorf("the engine was given up: %v", g.Err())
 		}
@@ -134,7 +136,8 @@ func TestGuardFreesOrphans(t *testing.T) {
 	racetest.Bubble(t, func(t *testing.T) {
 		var mu sync.Mutex
 		var told []engine.Sequence
-		f, g := openFlawed(t, engine.GuardConfig{Every: 5 * time.Millisecond, Grace: 100 * time.Millisecond, OwnerGrace: 20 * time.Millisecond,
+		f, g := openFlawed(t, engine.GuardConfig{Every: 5 * time.Millisecond, Grace: 100 * time.Millisecond,
+			OwnerGrace: 20 * time.Millisecond,
 			OnOrphans: func(h engine.Handles) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -187,11 +190,12 @@ func TestGuardReclaims(t *testing.T) {
 	}
 }
 
-// TestGuardKeepsForks: a fork belongs to who asked for it, like any sequence, and comes in the place of one that belongs to
-// nobody.
+// TestGuardKeepsForks: a fork belongs to who asked for it, like any sequence, and comes in the place of one that
+// belongs to nobody.
 func TestGuardKeepsForks(t *testing.T) {
 	racetest.Bubble(t, func(t *testing.T) {
-		f, g := openFlawed(t, engine.GuardConfig{Every: 5 * time.Millisecond, Grace: time.Hour, OwnerGrace: 20 * time.Millisecond})
+		f, g := openFlawed(t, engine.GuardConfig{Every: 5 * time.Millisecond, Grace: time.Hour,
+			OwnerGrace: 20 * time.Millisecond})
 		s, err := g.NewSequence(t.Context())
 		if err != nil {
 			t.Fatal(err)

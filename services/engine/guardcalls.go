@@ -69,7 +69,8 @@ func (g *GuardedTarget) Step(ctx context.Context, step *Step, result *StepResult
 }
 
 // Propose implements Draft.
-func (g *GuardedDraft) Propose(ctx context.Context, features []FeatureRows, requests []DraftRequest, result *DraftResult) error {
+func (g *GuardedDraft) Propose(ctx context.Context, features []FeatureRows, requests []DraftRequest,
+	result *DraftResult) error {
 	rows, position := 0, 0
 	for i := range features {
 		rows += int(features[i].Rows)
@@ -85,7 +86,8 @@ func (g *GuardedDraft) Propose(ctx context.Context, features []FeatureRows, requ
 }
 
 // Score implements Scorer.
-func (g *GuardedScorer) Score(ctx context.Context, prompts []Prompt, rotated bool, progress Progress) ([][]float32, error) {
+func (g *GuardedScorer) Score(ctx context.Context, prompts []Prompt, rotated bool,
+	progress Progress) ([][]float32, error) {
 	work := 0.0
 	for i := range prompts {
 		work += units(len(prompts[i].IDs), len(prompts[i].IDs))

@@ -10,10 +10,11 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
-// guardedSequences are the Sequences of a guarded engine. It loses no handle, whatever becomes of the callers: sequences
-// and snapshots are made and freed to the end although the caller's context is over, and what could not be freed is tried
-// again. Once in a while the handles in the engine are compared with those that requests hold, and what belongs to nobody
-// is freed. An engine that does not free a handle in the end is given up, so that its supervisor opens another.
+// guardedSequences are the Sequences of a guarded engine. It loses no handle, whatever becomes of the callers:
+// sequences and snapshots are made and freed to the end although the caller's context is over, and what could not be
+// freed is tried again. Once in a while the handles in the engine are compared with those that requests hold, and what
+// belongs to nobody is freed. An engine that does not free a handle in the end is given up, so that its supervisor
+// opens another.
 type guardedSequences struct {
 	*Guard
 	inner     Sequences
@@ -39,8 +40,8 @@ func (g *guardedSequences) Counts() HandleCounts {
 	return g.counts
 }
 
-// NewSequence implements Sequences. A sequence that came too late for its caller is freed before NewSequence returns. When the
-// engine has no sequence left, those that belong to nobody are freed first.
+// NewSequence implements Sequences. A sequence that came too late for its caller is freed before NewSequence returns.
+// When the engine has no sequence left, those that belong to nobody are freed first.
 func (g *guardedSequences) NewSequence(ctx context.Context) (Sequence, error) {
 	return g.sequence(ctx, g.inner.NewSequence)
 }
@@ -50,7 +51,8 @@ func (g *guardedSequences) Fork(ctx context.Context, from Sequence) (Sequence, e
 	return g.sequence(ctx, func(ctx context.Context) (Sequence, error) { return g.inner.Fork(ctx, from) })
 }
 
-func (g *guardedSequences) sequence(ctx context.Context, call func(context.Context) (Sequence, error)) (Sequence, error) {
+func (g *guardedSequences) sequence(ctx context.Context,
+	call func(context.Context) (Sequence, error)) (Sequence, error) {
 	s, err := create(ctx, g, &g.sequences, call)
 	if rpcerr.Code(err) == codes.ResourceExhausted && ctx.Err() == nil && g.sweep(ctx) {
 		s, err = create(ctx, g, &g.sequences, call)
@@ -58,8 +60,8 @@ func (g *guardedSequences) sequence(ctx context.Context, call func(context.Conte
 	return s, err
 }
 
-// FreeSequence implements Sequences. It happens although ctx has ended, and again later when it fails. Only the request that
-// made the sequence may free it with a context that has ended.
+// FreeSequence implements Sequences. It happens although ctx has ended, and again later when it fails. Only the request
+// that made the sequence may free it with a context that has ended.
 func (g *guardedSequences) FreeSequence(ctx context.Context, s Sequence) error {
 	return release(ctx, g, &g.sequences, s)
 }
@@ -75,7 +77,8 @@ func (g *guardedSequences) FreeSnapshot(ctx context.Context, p Snapshot) error {
 }
 
 // create makes a handle and learns its fate, whatever becomes of ctx: a call that is given up may still be carried out.
-func create[H handle](ctx context.Context, g *guardedSequences, l *ledger[H], call func(context.Context) (H, error)) (H, error) {
+func create[H handle](ctx context.Context, g *guardedSequences, l *ledger[H],
+	call func(context.Context) (H, error)) (H, error) {
 	l.gate.RLock()
 	defer l.gate.RUnlock()
 	if err := ctx.Err(); err != nil {
@@ -142,8 +145,8 @@ func (g *guardedSequences) list(ctx context.Context) (Handles, error) {
 	return g.Engine.Handles(ctx)
 }
 
-// sweep frees all handles that belong to nobody, and reports whether a sequence is free for it. Nobody can make a handle
-// meanwhile.
+// sweep frees all handles that belong to nobody, and reports whether a sequence is free for it. Nobody can make a
+// handle meanwhile.
 func (g *guardedSequences) sweep(ctx context.Context) bool {
 	g.sequences.gate.Lock()
 	defer g.sequences.gate.Unlock()
@@ -154,7 +157,8 @@ func (g *guardedSequences) sweep(ctx context.Context) bool {
 	if err != nil {
 		return false
 	}
-	strays := Handles{Sequences: adopt(&g.sequences, h.Sequences, sequences), Snapshots: adopt(&g.snapshots, h.Snapshots, snapshots)}
+	strays := Handles{Sequences: adopt(&g.sequences, h.Sequences, sequences),
+		Snapshots: adopt(&g.snapshots, h.Snapshots, snapshots)}
 	g.report(strays)
 	freed := uint64(0)
 	for _, s := range g.sequences.owing() {

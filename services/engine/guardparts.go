@@ -15,7 +15,8 @@ func (g *GuardedTarget) ReadSnapshot(ctx context.Context, p Snapshot, at Part, d
 }
 
 // BeginSnapshot implements SnapshotParts, like NewSnapshot.
-func (g *GuardedTarget) BeginSnapshot(ctx context.Context, layout SnapshotLayout, base Snapshot, shared int) (Snapshot, error) {
+func (g *GuardedTarget) BeginSnapshot(ctx context.Context, layout SnapshotLayout, base Snapshot,
+	shared int) (Snapshot, error) {
 	return create(ctx, &g.guardedSequences, &g.snapshots, func(ctx context.Context) (Snapshot, error) {
 		return g.target.BeginSnapshot(ctx, layout, base, shared)
 	})

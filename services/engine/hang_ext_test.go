@@ -35,8 +35,8 @@ func (s *stuck) Kill(error) {
 	time.Sleep(time.Second)
 }
 
-// TestStuckCall: an engine whose process lives but whose step never returns is given up, after a time that follows from what
-// steps took before. In virtual time.
+// TestStuckCall: an engine whose process lives but whose step never returns is given up, after a time that follows from
+// what steps took before. In virtual time.
 func TestStuckCall(t *testing.T) {
 	for name, test := range map[string]struct {
 		step     time.Duration // of one row, 0 = none was measured
@@ -75,7 +75,8 @@ func TestStuckCall(t *testing.T) {
 				select {
 				case <-result:
 					took := time.Since(start)
-					if test.from == 0 || took < test.from || took > test.to || !s.killed.Load() || !strings.Contains(g.Err().Error(), "stuck") {
+					if test.from == 0 || took < test.from || took > test.to || !s.killed.Load() ||
+						!strings.Contains(g.Err().Error(), "stuck") {
 						t.Errorf("lost after %v: %v", took, g.Err())
 					}
 				case <-time.After(2 * time.Hour):

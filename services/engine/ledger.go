@@ -14,14 +14,14 @@ import (
 
 type handle interface{ Sequence | Snapshot }
 
-// ledger records to whom the handles of an engine belong. Engines give a freed handle out again, so entries are told apart by
-// identity, not by handle.
+// ledger records to whom the handles of an engine belong. Engines give a freed handle out again, so entries are told
+// apart by identity, not by handle.
 type ledger[H handle] struct {
 	noun string // what errors call a handle
 	free func(context.Context, H) error
 
-	// gate is held for reading by calls that make a handle. With it held for writing, nobody is about to learn a handle, so
-	// what has no entry belongs to nobody. Taken before mu.
+	// gate is held for reading by calls that make a handle. With it held for writing, nobody is about to learn a handle,
+	// so what has no entry belongs to nobody. Taken before mu.
 	gate sync.RWMutex
 
 	mu      sync.Mutex // guards the fields below
@@ -42,7 +42,8 @@ func newLedger[H handle](noun string, free func(context.Context, H) error) ledge
 	return ledger[H]{noun: noun, free: free, entries: map[H]*entry{}, strays: map[H]time.Time{}}
 }
 
-// add records a handle of owner; nil: it is to be freed. What was known of the handle is over: the engine gave it out again.
+// add records a handle of owner; nil: it is to be freed. What was known of the handle is over: the engine gave it out
+// again.
 func (l *ledger[H]) add(h H, owner context.Context) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -63,8 +64,8 @@ func (l *ledger[H]) claim(ctx context.Context, h H) *entry {
 	return e
 }
 
-// freed notes how freeing a claimed handle ended and returns the tries that failed. A handle that the engine does not know
-// is freed: an earlier try may have come through without its answer.
+// freed notes how freeing a claimed handle ended and returns the tries that failed. A handle that the engine does not
+// know is freed: an earlier try may have come through without its answer.
 func (l *ledger[H]) freed(h H, e *entry, err error) (tries int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -124,10 +125,9 @@ func (l *ledger[H]) known() map[H]bool {
 	return out
 }
 
-// stray takes note of handles in the engine that are not known. It returns how many were not known at the comparison before
-// either, and whether one has been so for grace. known was read
-// before the list: what was freed in between is in both. A handle that is being made has no entry either, but only for the
-// rest of a call.
+// stray takes note of handles in the engine that are not known. It returns how many were not known at the comparison
+// before either, and whether one has been so for grace. known was read before the list: what was freed in between is in
+// both. A handle that is being made has no entry either, but only for the rest of a call.
 func (l *ledger[H]) stray(list []H, known map[H]bool, now time.Time, grace time.Duration) (again int, lasting bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -25,8 +25,8 @@ type CallWatch struct {
 	id      uint64
 }
 
-// NewCallWatch returns a watch that calls interrupt, on a goroutine of its own, when the context of the running call ends.
-// The call may be over by then, or not have reached the point where it can be interrupted: WhileRunning tells.
+// NewCallWatch returns a watch that calls interrupt, on a goroutine of its own, when the context of the running call
+// ends. The call may be over by then, or not have reached the point where it can be interrupted: WhileRunning tells.
 func NewCallWatch(interrupt func(id uint64)) *CallWatch { return &CallWatch{interrupt: interrupt} }
 
 // Begin starts call id. When it returns an error the context had ended and End must not be called.
@@ -63,8 +63,8 @@ func (w *CallWatch) fire(done <-chan struct{}) {
 	}
 }
 
-// WhileRunning calls f and returns true unless call id has ended. The call cannot end before f returns, so what f does to
-// the running call it does to that one and to none behind it.
+// WhileRunning calls f and returns true unless call id has ended. The call cannot end before f returns, so what f does
+// to the running call it does to that one and to none behind it.
 func (w *CallWatch) WhileRunning(id uint64, f func()) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -11,7 +11,8 @@ import (
 	"github.com/tandem-inference/tandem/services/racetest"
 )
 
-// TestSubmitterServesInOrder: callers get their turn in the order in which they began to wait, those that give up get none.
+// TestSubmitterServesInOrder: callers get their turn in the order in which they began to wait, those that give up get
+// none.
 func TestSubmitterServesInOrder(t *testing.T) {
 	racetest.Bubble(t, func(t *testing.T) {
 		s := engine.NewSubmitter()

@@ -1,5 +1,5 @@
-// Package prefixhash names the begins of prompts by numbers, so that workers can say what they hold and the gateway finds
-// it in a prompt, at any length, in one pass.
+// Package prefixhash names the begins of prompts by numbers, so that workers can say what they hold and the gateway
+// finds it in a prompt, at any length, in one pass.
 //
 // A number depends on what states are kept apart by: who may not use a state does not find it either. Equal numbers of
 // unequal prompts cost time only: a worker compares the tokens themselves.

@@ -28,6 +28,10 @@ var Counters = map[string]string{
 	"proposals_malformed":    "Proposals that no draft may make.",
 	"drafts_refused":         "Drafts that do not fit the target.",
 
+	"graph_runs":     "Submissions of the target's engine to a GPU that ran as a graph.",
+	"graph_captures": "Of those, submissions that captured their graph first.",
+	"list_runs":      "Submissions of the target's engine to a GPU that ran launch by launch.",
+
 	"prefix_cache_lookups":   "Prompts that were looked up in the prefix cache.",
 	"prefix_cache_hits":      "Prompts whose begin was restored from the prefix cache.",
 	"prefix_cache_tokens":    "Prompt tokens that were restored from the prefix cache and not read.",
@@ -41,6 +45,11 @@ var Counters = map[string]string{
 	"read_ahead_wasted_tokens": "Tokens that were read ahead for states which were given up before a request asked for them.",
 	"read_ahead_stops":         "Readings ahead that a request stopped.",
 
+	"preemptions":                 "Times that a request gave up its memory because the engine had none left.",
+	"resumed_from_memory":         "Requests that gave up their memory and went on from a state in host memory.",
+	"resumed_by_reading":          "Requests that gave up their memory and went on after reading their text again.",
+	"slow_readers":                "Times that a request gave up its memory and its slot because its client did not read.",
+	"tokens_read_again":           "Tokens of prompts and answers that requests read again after they gave up their memory.",
 	"prefix_cache_disk_lookups":   "Prompts for which a state on disk was looked for.",
 	"prefix_cache_disk_hits":      "Prompts for which a state was read from disk.",
 	"prefix_cache_disk_tokens":    "Prompt tokens of states that were read from disk.",
@@ -63,8 +72,10 @@ var Counters = map[string]string{
 	"score_seconds": "Time in which the scorer worked.",
 }
 
-// Gauges lists what workers send beside counters and what may fall again. The gateway shows each as tandem_NAME.
+// Gauges lists what workers send beside counters and what may fall again. The gateway names each like a counter,
+// without _total.
 var Gauges = map[string]string{
+	"requests_parked":          "Requests that have given up their memory, or wait for some, now.",
 	"prefix_cache_entries":     "States of prompts in the prefix cache.",
 	"prefix_cache_disk_states": "States of prompts on disk.",
 	"prefix_cache_disk_bytes":  "Bytes of files of states.",

@@ -48,6 +48,9 @@ type Spec struct {
 type Config struct {
 	// FirstBackoff is the pause before the first restart, doubled up to MaxBackoff. Defaults 100 ms, 10 s.
 	FirstBackoff, MaxBackoff time.Duration
+	// UnfitBackoff bounds the pause after an end that no restart cures (exit status 2 before the child was ready: a model
+	// that does not fit, for one), which begins at MaxBackoff. Default 5 minutes.
+	UnfitBackoff time.Duration
 	// Stable is how long a child must have been ready for its back-off to start over. Default 30 s.
 	Stable time.Duration
 	// Grace is the time between SIGTERM and SIGKILL when stopping. Default 10 s.
@@ -83,6 +86,7 @@ type Supervisor struct {
 func New(cfg Config, log *zap.Logger, specs ...Spec) *Supervisor {
 	setDefault(&cfg.FirstBackoff, 100*time.Millisecond)
 	setDefault(&cfg.MaxBackoff, 10*time.Second)
+	setDefault(&cfg.UnfitBackoff, 5*time.Minute)
 	setDefault(&cfg.Stable, 30*time.Second)
 	setDefault(&cfg.Grace, 10*time.Second)
 	setDefault(&cfg.MaxFailures, 3)
@@ -165,7 +169,7 @@ func (s *Supervisor) setReady(name string, ready bool) {
 func (s *Supervisor) keep(ctx context.Context, spec Spec) error {
 	log := s.log.With(zap.String(telemetry.KeyWorker, spec.Name))
 	backoff := s.cfg.FirstBackoff
-	everReady, failures := false, 0
+	everReady, failures, told := false, 0, ""
 	for {
 		lines := &lineWriter{supervisor: s, program: spec.Name}
 		readyFor, err := s.once(ctx, spec, log, lines)
@@ -186,12 +190,27 @@ func (s *Supervisor) keep(ctx context.Context, spec Spec) error {
 			lines.flush()
 			return fmt.Errorf("%s does not start (%w); its last words:\n%s", spec.Name, err, lines.tailText())
 		}
-		lines.flush()
 		if readyFor >= s.cfg.Stable {
 			backoff = s.cfg.FirstBackoff
 		}
-		log.Warn("worker ended, restarting", zap.NamedError(telemetry.KeyErr, err),
-			zap.Int(telemetry.KeyAttempt, failures), zap.Int64(telemetry.KeyDurationMS, backoff.Milliseconds()))
+		limit := s.cfg.MaxBackoff
+		reason, said := strings.CutPrefix(lines.reason(), spec.Name+": ")
+		if unfit := said && readyFor == 0 && exitStatus(err) == 2; unfit {
+			// Its files or settings must change first: it is tried again, ever more rarely, and the reason is said once.
+			limit = max(limit, s.cfg.UnfitBackoff)
+			backoff = max(backoff, s.cfg.MaxBackoff)
+			lines.drop()
+			if words := withoutDigits(reason); words != told {
+				told = words
+				log.Error("worker does not start, going on without it", zap.String(telemetry.KeyReason, reason),
+					zap.Int64(telemetry.KeyDurationMS, backoff.Milliseconds()))
+			}
+		} else {
+			lines.flush()
+			told = ""
+			log.Warn("worker ended, restarting", zap.NamedError(telemetry.KeyErr, err),
+				zap.Int(telemetry.KeyAttempt, failures), zap.Int64(telemetry.KeyDurationMS, backoff.Milliseconds()))
+		}
 		if s.cfg.OnRestart != nil {
 			s.cfg.OnRestart(spec.Name)
 		}
@@ -200,8 +219,18 @@ func (s *Supervisor) keep(ctx context.Context, spec Spec) error {
 			return nil
 		case <-time.After(backoff):
 		}
-		backoff = min(backoff*2, s.cfg.MaxBackoff)
+		backoff = min(backoff*2, limit)
 	}
+}
+
+// withoutDigits leaves numbers out, such as the memory that is free at the moment.
+func withoutDigits(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r >= '0' && r <= '9' {
+			return -1
+		}
+		return r
+	}, text)
 }
 
 // once runs a child until it ends, or stops it when ctx ends. It returns for how long the child was ready and how
@@ -387,6 +416,13 @@ func (w *lineWriter) flush() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.forward()
+}
+
+// drop forgets the line that is held back.
+func (w *lineWriter) drop() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.held = ""
 }
 
 // reason is the line with which the program ended, "" when it gave none.

@@ -19,6 +19,7 @@ import (
 
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/tandem-inference/tandem/services/testwait"
 )
@@ -41,6 +42,10 @@ func child(kind string) {
 	case "usage":
 		os.Exit(2)
 	case "unfit":
+		if os.Getenv("TANDEM_TEST_PID") != "" {
+			fmt.Printf("unfit: the model does not fit, %d bytes are there\n", os.Getpid())
+			os.Exit(2)
+		}
 		fmt.Println("unfit: the model does not fit")
 		os.Exit(2)
 	case "stubborn":
@@ -281,14 +286,6 @@ func TestReasonIsSaidOnce(t *testing.T) {
 	if text := out.buf.String(); strings.Contains(text, "does not fit") || strings.Count(text, "pid ") != 1 {
 		t.Errorf("output %q", text)
 	}
-	// A worker that is restarted says it in the output.
-	out = newOutput()
-	sp.Essential = false
-	ctx, cancel := context.WithCancel(t.Context())
-	s := New(Config{Output: out, FirstBackoff: time.Millisecond, OnRestart: func(string) { cancel() }}, zap.NewNop(), sp)
-	if err := s.Run(ctx); err != nil || !strings.Contains(out.buf.String(), "unfit: the model does not fit\n") {
-		t.Errorf("%v, output %q", err, out.buf.String())
-	}
 }
 
 func TestMissingProgram(t *testing.T) {
@@ -351,5 +348,47 @@ func TestRunDir(t *testing.T) {
 	}
 	if _, err := os.Stat(other); err != nil {
 		t.Error("a directory that is not ours was removed")
+	}
+}
+
+// TestUnfitChild: a child that others can do without and that no restart cures is tried ever more rarely, and its
+// reason is said once.
+func TestUnfitChild(t *testing.T) {
+	out := newOutput()
+	logs, entries := observer.New(zap.DebugLevel)
+	unfit := spec("unfit")
+	unfit.Essential = false
+	unfit.Env = append(unfit.Env, "TANDEM_TEST_PID=1")
+	unfit.Probe = func(context.Context) error { return errors.New("never") }
+	ended := make(chan time.Time, 100)
+	s := New(Config{Output: out, FirstBackoff: time.Millisecond, MaxBackoff: 20 * time.Millisecond,
+		UnfitBackoff: 160 * time.Millisecond, OnRestart: func(string) { ended <- time.Now() }}, zap.New(logs), unfit)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	var at []time.Time
+	for range 6 {
+		at = append(at, testwait.For(t, ended, "an end of the child"))
+	}
+	cancel()
+	if err := testwait.For(t, done, "the supervisor"); err != nil {
+		t.Error(err)
+	}
+	for i, least := range []time.Duration{20, 40, 80, 160, 160} {
+		if pause := at[i+1].Sub(at[i]); pause < least*time.Millisecond {
+			t.Errorf("started again after %v, want at least %d ms", pause, least)
+		}
+	}
+	said := entries.FilterMessage("worker does not start, going on without it").All()
+	if len(said) != 1 || !strings.HasPrefix(fmt.Sprint(said[0].ContextMap()["reason"]), "the model does not fit, ") {
+		t.Errorf("said %v", said)
+	}
+	if n := entries.FilterLevelExact(zap.WarnLevel).Len(); n != 0 {
+		t.Errorf("%d warnings besides", n)
+	}
+	out.mu.Lock()
+	defer out.mu.Unlock()
+	if strings.Contains(out.buf.String(), "does not fit") {
+		t.Errorf("said again: %s", out.buf.String())
 	}
 }

@@ -56,4 +56,6 @@ const (
 	KeyPrefillMS   = "prefill_ms"
 	KeyVerifyMS    = "verify_ms"
 	KeyDraftWaitMS = "draft_wait_ms"
+	KeyPreemptions = "preemptions" // times that it gave up its memory
+	KeyReadAgain   = "read_again"  // tokens that it read again after that
 )

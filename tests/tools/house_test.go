@@ -229,7 +229,7 @@ func TestSwitchesOfTheEngineAreListed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	name := regexp.MustCompile("`((?:TANDEM_(?:CPU|GPU)|TND_EMU)_[A-Z]+)`")
+	name := regexp.MustCompile("`((?:TANDEM_(?:CPU|GPU)|TND_EMU|TND_STEP)_[A-Z]+)`")
 	for _, m := range name.FindAllStringSubmatch(string(page), -1) {
 		listed[m[1]] = true
 	}

@@ -32,7 +32,7 @@ var allowedWords = map[string]string{
 }
 
 // reworked are folders that are being rebuilt; their words and their width follow when they have settled.
-var reworked = regexp.MustCompile(`^(native/plugin|worker-target/internal/decode|services/engine)/`)
+var reworked = regexp.MustCompile(`^(worker-target/internal/decode)/`)
 
 // TestGlossary: no tracked text has a word that docs/english.md replaces.
 func TestGlossary(t *testing.T) {
@@ -46,11 +46,7 @@ func TestGlossary(t *testing.T) {
 		if strings.HasSuffix(file, ".pb.go") || reworked.MatchString(file) || file == "tests/tools/words_test.go" {
 			continue
 		}
-		data, err := os.ReadFile(filepath.Join(root, file))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i, l := range strings.Split(string(data), "\n") {
+		for i, l := range linesOf(t, root, file) {
 			for k, re := range list {
 				word := re.FindString(l)
 				if word == "" {
@@ -131,6 +127,89 @@ func TestGoIsWrapped(t *testing.T) {
 			if !wideSignatures.MatchString(text[n-1]) {
 				t.Errorf("%s:%d has %d columns", file, n, utf8.RuneCountInString(text[n-1]))
 			}
+		}
+	}
+}
+
+// linesOf returns the lines of a tracked file.
+func linesOf(t *testing.T, root, file string) []string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(root, file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Split(string(data), "\n")
+}
+
+// instructions are lines of the processor's own language, which are as long as the instruction.
+const instructions = "asm volatile("
+
+// TestNativeIsWrapped: lines of native code, messages and comments among them, have at most 120 columns. clang-format
+// breaks code but no comment (ReflowComments), and it is not installed everywhere.
+func TestNativeIsWrapped(t *testing.T) {
+	root, files := tracked(t, ".c", ".cpp", ".h", ".cu", ".cuh", ".proto")
+	for _, file := range files {
+		for i, l := range linesOf(t, root, file) {
+			if n := utf8.RuneCountInString(l); n > columns && !strings.Contains(l, instructions) {
+				t.Errorf("%s:%d has %d columns", file, i+1, n)
+			}
+		}
+	}
+}
+
+// A comment's line of one or two words is an orphan when it follows a line of more than fullLine columns and the
+// paragraph goes on after it: somebody has broken lines and not filled the paragraph again.
+const fullLine = 90
+
+// commentLine is a line of a paragraph: no item of a list, no code, no rule.
+var commentLine = regexp.MustCompile(`^(\s*)// ([^\s\-*].*)$`)
+
+// orphans returns the lines that hold a word or two of a paragraph that goes on.
+func orphans(text []string) (found []int) {
+	for i := 1; i+1 < len(text); i++ {
+		before, here, after := commentLine.FindStringSubmatch(text[i-1]), commentLine.FindStringSubmatch(text[i]),
+			commentLine.FindStringSubmatch(text[i+1])
+		if before == nil || here == nil || after == nil || before[1] != here[1] || after[1] != here[1] {
+			continue
+		}
+		if len(strings.Fields(here[2])) <= 2 && utf8.RuneCountInString(text[i-1]) > fullLine &&
+			!strings.ContainsAny(here[2], "|=`(){}[]") {
+			found = append(found, i+1)
+		}
+	}
+	return found
+}
+
+// TestNoOrphans: paragraphs of comments are filled.
+func TestNoOrphans(t *testing.T) {
+	root, files := tracked(t, ".go", ".c", ".cpp", ".h", ".cu", ".cuh", ".proto")
+	for _, file := range files {
+		if strings.HasSuffix(file, ".pb.go") {
+			continue
+		}
+		for _, n := range orphans(linesOf(t, root, file)) {
+			t.Errorf("%s:%d: a line of one or two words: fill the paragraph", file, n)
+		}
+	}
+}
+
+// TestOrphans holds the check itself.
+func TestOrphans(t *testing.T) {
+	long := strings.Repeat("word ", 20) + "end"
+	for name, c := range map[string]struct {
+		text []string
+		want int
+	}{
+		"orphan":        {[]string{"// " + long, "// and two", "// go on"}, 2},
+		"last line":     {[]string{"// " + long, "// and two"}, 0},
+		"short lines":   {[]string{"// one", "// two", "// three"}, 0},
+		"list":          {[]string{"// " + long, "// - two", "// - three"}, 0},
+		"end of a part": {[]string{"// " + long, "// and two", "//", "// next"}, 0},
+		"code":          {[]string{"// " + long, "// f(x)", "// go on"}, 0},
+	} {
+		got := orphans(c.text)
+		if c.want == 0 && len(got) > 0 || c.want > 0 && (len(got) != 1 || got[0] != c.want) {
+			t.Errorf("%s: %v, want %d", name, got, c.want)
 		}
 	}
 }

@@ -55,17 +55,18 @@ func modelDirs() []string {
 // check opens the files and finds mistakes that a worker would report less clearly: swapped roles, cut files, models
 // that do not belong together.
 func (t trio) check() error {
-	target, err := readModel(t.target)
-	if err != nil {
-		return err
-	}
-	if target.Draft != nil {
-		return fmt.Errorf("%s is a draft (%s); the target comes first, the draft after --draft", t.target, target.Arch)
-	}
-	if err := target.CheckComplete(); err != nil {
-		return fmt.Errorf("%s: %w", t.target, err)
-	}
 	var problems []error
+	target, err := readModel(t.target)
+	switch {
+	case err != nil:
+		problems = append(problems, err) // and what is wrong with the others
+	case target.Draft != nil:
+		return fmt.Errorf("%s is a draft (%s); the target comes first, the draft after --draft", t.target, target.Arch)
+	default:
+		if err := target.CheckComplete(); err != nil {
+			problems = append(problems, fmt.Errorf("%s: %w", t.target, err))
+		}
+	}
 	if t.draft != "" {
 		draft, err := readModel(t.draft)
 		switch {
@@ -75,7 +76,7 @@ func (t trio) check() error {
 			problems = append(problems, fmt.Errorf("--draft: %s is no DFlash draft but a %s model", t.draft, draft.Arch))
 		case draft.Draft.CheckRuns() != nil:
 			problems = append(problems, fmt.Errorf("--draft: %s %w", t.draft, draft.Draft.CheckRuns()))
-		case draft.Hidden != target.Hidden:
+		case target != nil && draft.Hidden != target.Hidden:
 			problems = append(problems,
 				fmt.Errorf("--draft: %s was trained for a target of hidden size %d, this one has %d", t.draft,
 					draft.Hidden, target.Hidden))

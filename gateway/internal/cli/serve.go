@@ -74,7 +74,17 @@ func (c *ServeCmd) Validate() error {
 	case !c.Demo && c.Target == "" && c.Model == "":
 		return errors.New("a target model is needed: tandem serve MODEL.gguf, or tandem serve --demo")
 	}
-	return errors.Join(c.WorkerFlags.validate(), c.Config.Validate())
+	problems := []error{c.WorkerFlags.validate(), c.Config.Validate()}
+	// Beside the files that Config names, so that all missing ones are told at a time. A draft may be a folder.
+	for _, f := range []struct{ flag, path string }{{"target", c.Target}, {"--draft", c.Draft}} {
+		if f.path == "" {
+			continue
+		}
+		if _, err := os.Stat(f.path); err != nil {
+			problems = append(problems, fmt.Errorf("%s: %w", f.flag, err))
+		}
+	}
+	return errors.Join(problems...)
 }
 
 func (w *WorkerFlags) validate() error {

@@ -159,8 +159,8 @@ func (p *Pool) least(d *Demand, now time.Time, kept map[*worker]bool, admits fun
 			}
 			continue
 		}
-		// busy/slots compared without division
-		a, b := w.busy*best.slots, best.busy*w.slots
+		// used/slots compared without division
+		a, b := w.used()*best.slots, best.used()*w.slots
 		if a < b || a == b && w.info.ID < best.info.ID {
 			best = w
 		}

@@ -55,19 +55,21 @@ type Pool struct {
 
 // worker is one connection; guarded by Pool.mu.
 type worker struct {
-	info    registry.Worker
-	conn    *grpc.ClientConn
-	slots   int
-	maxCtx  int
-	kv      int // tokens that all its sequences hold together, 0 = as many as its slots take
-	busy    int
-	held    int           // tokens reserved for requests that run
-	lease   chan struct{} // closed when its lease ends
-	gone    bool          // no longer in the table; conn is closed when busy reaches 0
-	pause   time.Time     // no new slots before
-	suspect time.Time     // failed then; a heartbeat after it clears
-	pace    pace
-	backlog int // prompt tokens of running requests that are still to be read
+	info   registry.Worker
+	conn   *grpc.ClientConn
+	slots  int
+	maxCtx int
+	kv     int // tokens that all its sequences hold together, 0 = as many as its slots take
+	busy   int
+	held   int // tokens reserved for requests that run
+	// Of busy and held, what requests have whose clients do not read.
+	stalled, stalledTokens int
+	lease                  chan struct{} // closed when its lease ends
+	gone                   bool          // no longer in the table; conn is closed when busy reaches 0
+	pause                  time.Time     // no new slots before
+	suspect                time.Time     // failed then; a heartbeat after it clears
+	pace                   pace
+	backlog                int // prompt tokens of running requests that are still to be read
 }
 
 // Demand says what a request needs.
@@ -128,6 +130,7 @@ type Slot struct {
 	once   sync.Once
 	unread int // of the prompt, in the worker's backlog
 	hoped  int // tokens that the worker was believed to hold
+	stall  stall
 }
 
 // NewPool returns a pool without workers.
@@ -140,12 +143,12 @@ func (w *worker) ready() bool { return !w.gone && w.info.State == registry.State
 
 // usable reports whether w may get a slot now for a request of that many tokens, memory aside.
 func (w *worker) usable(tokens int, now time.Time) bool {
-	return w.ready() && w.busy < w.slots && (w.maxCtx == 0 || tokens <= w.maxCtx) && !now.Before(w.pause) &&
+	return w.ready() && w.used() < w.slots && (w.maxCtx == 0 || tokens <= w.maxCtx) && !now.Before(w.pause) &&
 		(w.suspect.IsZero() || w.info.LastHeartbeat.After(w.suspect))
 }
 
 // room reports whether w has memory for that many tokens.
-func (w *worker) room(tokens int) bool { return w.kv == 0 || w.held+tokens <= w.kv }
+func (w *worker) room(tokens int) bool { return w.kv == 0 || w.reserved()+tokens <= w.kv }
 
 // Check reports, without waiting, whether a request could be queued now.
 func (p *Pool) Check() error {
@@ -217,7 +220,7 @@ func (p *Pool) free() int {
 	n := 0
 	for _, w := range p.workers {
 		if w.ready() {
-			n += max(0, w.slots-w.busy)
+			n += max(0, w.slots-w.used())
 		}
 	}
 	return n

@@ -119,7 +119,7 @@ func (p *Pool) know(d *Demand, digests []uint64, now time.Time) {
 func (p *Pool) cost(d *Demand, w *worker) time.Duration {
 	token, request := p.paceOf(w)
 	unread := w.backlog + len(d.Prompt) - d.known.held[w.info.ID]
-	return time.Duration(unread)*token + request*time.Duration(w.busy)/time.Duration(w.slots)
+	return time.Duration(unread)*token + request*time.Duration(w.used())/time.Duration(w.slots)
 }
 
 // paceOf is the time of a prompt token and of an answer of a worker; of one that was not measured, the shortest of the

@@ -54,8 +54,8 @@ func readTokens(t *testing.T, byPrefix bool) (read, fresh int) {
 	return read, fresh
 }
 
-// TestRoutingSavesReading: by prefix two workers read little more than what is new in interleaved conversations, by load
-// each reads what the other has read.
+// TestRoutingSavesReading: by prefix two workers read little more than what is new in interleaved conversations, by
+// load each reads what the other has read.
 func TestRoutingSavesReading(t *testing.T) {
 	read, fresh := readTokens(t, true)
 	without, _ := readTokens(t, false)

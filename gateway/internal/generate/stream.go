@@ -41,7 +41,8 @@ type stream struct {
 	verify    verifier
 	avoid     map[string]bool // workers that sent what cannot be
 	raw       []emit.Entry
-	admitted  bool // by the present worker
+	admitted  bool          // by the present worker
+	slot      *cluster.Slot // of the attempt that runs, nil between attempts
 	finished  *tandemv1.Finished
 	ended     string // finish reason found by the gateway
 	prompted  bool   // prompt log-probabilities were handed over
@@ -53,8 +54,8 @@ type stream struct {
 	steps             int64
 	messages          int64 // Committed messages: one per verify step
 	retries           int
-	slot              *cluster.Slot // of the present or last attempt
-	contract          string        // id of the worker that computed the newest tokens
+	worker            string // of the present or last attempt
+	contract          string // id of the worker that computed the newest tokens
 	contractChanges   int
 	degraded          bool
 	watching          bool
@@ -188,7 +189,8 @@ func (s *stream) attempt(ctx context.Context, slot *cluster.Slot) error {
 		s.ended = FinishLength
 		return errDone
 	}
-	s.slot = slot
+	s.slot, s.worker = slot, slot.Worker
+	defer func() { s.slot = nil }()
 	ctx, cancel := context.WithCancelCause(metadata.AppendToOutgoingContext(ctx, "x-request-id", s.r.req.ID))
 	defer cancel(nil)
 	var heard atomic.Int64 // nanoseconds from began to the last message
@@ -341,7 +343,11 @@ func (s *stream) hand() error {
 	if len(d.Events) == 0 && len(d.Raw) == 0 {
 		return nil
 	}
-	return wrapSink(s.r.sink.Delta(s.job.index, d))
+	delta := func() error { return s.r.sink.Delta(s.job.index, d) }
+	if s.slot == nil {
+		return wrapSink(delta())
+	}
+	return wrapSink(s.slot.Hand(delta))
 }
 
 // setLogprobs fills e; candidates are sorted by probability, then by id.

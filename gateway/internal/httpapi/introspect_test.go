@@ -37,6 +37,23 @@ func TestModelsAndHealth(t *testing.T) {
 	}
 }
 
+// TestClusterShowsCounters: what a worker's heartbeat counts is in /cluster, also how often its engine replayed graphs.
+func TestClusterShowsCounters(t *testing.T) {
+	r := rig.Start(t, nil)
+	counted := map[string]float64{"graph_runs": 70, "graph_captures": 5, "list_runs": 9}
+	r.Target(gatewaytest.WorkerOptions{Decode: r.Reply("ok", 1), Counters: counted})
+	shown := rig.At(r.Do("GET", "/cluster", "").JSON(t), "workers", 0, "counters")
+	for name, want := range counted {
+		if got := rig.At(shown, name); got != want {
+			t.Errorf("%s is %v in /cluster, want %v", name, got, want)
+		}
+	}
+	// No JSON has a number for NaN, which the worker sends of its prefill_seconds.
+	if rig.At(shown, "verify_steps") != 3.0 || rig.At(shown, "prefill_seconds") != nil {
+		t.Errorf("counters %v", shown)
+	}
+}
+
 func TestTokenEndpoints(t *testing.T) {
 	r := rig.Start(t, nil)
 	r.Target(gatewaytest.WorkerOptions{Decode: r.Reply("ok", 1)})

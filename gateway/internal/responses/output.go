@@ -75,11 +75,12 @@ func kindOf(c *toolcall.Call) string {
 	return itemCall
 }
 
-// end completes the output. A completed answer without any visible part gets an empty message. Text that the end cut
-// off is incomplete; a call that it cut off is dropped without an end of its own, because clients run what they are
-// told is done.
+// end completes the output. A completed answer without any visible part gets an empty message. What the end cut off is
+// incomplete; a call that it cut off has no events of an end of its own: clients run what they are told is done.
 func (o *output) end(status string) {
-	if o.open != nil && o.open.call != nil {
+	if b := o.open; b != nil && b.call != nil {
+		o.inputEnd()
+		o.items = append(o.items, b.shape(statusIncomplete, &o.outputOptions))
 		o.open = nil
 	}
 	if status != statusCompleted {
@@ -180,6 +181,17 @@ func (o *output) arguments(fragment []byte) {
 	o.argumentsDelta(kind, b.text[from:])
 }
 
+// inputEnd completes the text of a custom tool's call.
+func (o *output) inputEnd() {
+	b := o.open
+	if b.kind != itemCustom {
+		return
+	}
+	from := len(b.text)
+	b.text = b.input.End(b.text)
+	o.argumentsDelta("response.custom_tool_call_input.delta", b.text[from:])
+}
+
 func (o *output) argumentsDelta(kind string, text []byte) {
 	if !o.events || len(text) == 0 {
 		return
@@ -195,11 +207,7 @@ func (o *output) finish(status string) {
 	if b == nil {
 		return
 	}
-	if b.kind == itemCustom {
-		from := len(b.text)
-		b.text = b.input.End(b.text)
-		o.argumentsDelta("response.custom_tool_call_input.delta", b.text[from:])
-	}
+	o.inputEnd()
 	shape := b.shape(status, &o.outputOptions)
 	if o.events {
 		o.done(shape)

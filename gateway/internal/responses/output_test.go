@@ -147,14 +147,83 @@ func TestFailure(t *testing.T) {
 			if e, _ := got.Final["error"].(map[string]any); tt.code != "" && e["code"] != tt.code {
 				t.Errorf("error %v, want code %s", got.Final["error"], tt.code)
 			}
-			// The call that was cut off is dropped.
-			if items := got.Final["output"].([]any); len(items) != 1 || items[0].(map[string]any)["status"] != "completed" {
-				t.Errorf("items %v", items)
+			// The call that was cut off is there as far as it came.
+			want := "[completed half incomplete {\"a]"
+			if items := fmt.Sprint(states(got.Final["output"])); items != want {
+				t.Errorf("items %s, want %s", items, want)
 			}
 			if tt.code == "" && got.Final["status"] != "cancelled" {
 				t.Errorf("status %v", got.Final["status"])
 			}
 		})
+	}
+}
+
+// states lists items as status and text.
+func states(items any) (out []string) {
+	for _, item := range items.([]any) {
+		it := item.(map[string]any)
+		text := ""
+		for _, field := range []string{"arguments", "input"} {
+			part, _ := it[field].(string)
+			text += part
+		}
+		parts, _ := it["content"].([]any)
+		for _, part := range parts {
+			text += fmt.Sprint(part.(map[string]any)["text"])
+		}
+		out = append(out, fmt.Sprintf("%v %s", it["status"], text))
+	}
+	return out
+}
+
+// TestCutCalls: a call that the limit cuts off is in the answer as far as it came, whole and streamed, and a stream
+// tells of no end of it.
+func TestCutCalls(t *testing.T) {
+	function, custom := &toolcall.Tool{Name: "read"}, &toolcall.Tool{Name: "patch", Kind: toolcall.Custom}
+	for _, c := range []struct {
+		tool       *toolcall.Tool
+		args, want string
+	}{
+		{function, `{"path": "a.g`, `incomplete {"path": "a.g`},
+		{function, "", "incomplete "},
+		{custom, `{"input": "*** Begin\nx`, "incomplete *** Begin\nx"},
+		{custom, `{"input": "half \ud83d`, "incomplete half \uFFFD"},
+		{custom, `{"inp`, "incomplete "},
+		{custom, `{"text": "y`, `incomplete {"text": "y`},
+	} {
+		call := &toolcall.Call{ID: "call_1", Name: c.tool.Name, Tool: c.tool}
+		out := eventgen.Output{Choice: generate.Choice{Finish: generate.FinishLength}, Steps: [][]emit.Event{{
+			{Kind: emit.Content, Text: []byte("I patch.")}, {Kind: emit.ToolStart, Call: call},
+			{Kind: emit.ToolArgs, Call: call, Text: []byte(c.args)},
+		}}}
+		whole := newTestAnswer(false)
+		if err := out.Play(whole); err != nil {
+			t.Fatal(err)
+		}
+		var object map[string]any
+		if err := json.Unmarshal(appendJSON(nil, whole.complete(&out.Usage)), &object); err != nil {
+			t.Fatal(err)
+		}
+		body := streamed(t, newTestAnswer(false), &out, func(s *stream, w *sse.Writer) error {
+			return w.Send(func(dst []byte) []byte { return s.End(dst, &out.Usage) })
+		})
+		got, err := wirecheck.Responses(body)
+		if err != nil {
+			t.Errorf("%s: %v\n%s", c.args, err, body)
+			continue
+		}
+		for name, end := range map[string]map[string]any{"whole": object, "streamed": got.Final} {
+			if d := cmp.Diff([]string{"completed I patch.", c.want}, states(end["output"])); d != "" {
+				t.Errorf("%s, %s: %s", c.args, name, d)
+			}
+			if end["status"] != "incomplete" {
+				t.Errorf("%s, %s: status %v", c.args, name, end["status"])
+			}
+		}
+		if n := strings.Count(string(body), "event: response.output_item.done"); n != 1 {
+			t.Errorf("%s: %d items are done, want the message alone", c.args, n)
+		}
 	}
 }
 

@@ -57,6 +57,8 @@ func TestResponsesStreamEqualsWhole(t *testing.T) {
 			`message "Let me see.\n", function_call files/read {"path": "a.go"}, function_call weather {"city": "Bern"}`},
 		{"custom", rig.CallText("patch", "input", "*** Begin\n\"x\"\t\\"), weatherTools, "completed",
 			`custom_tool_call patch *** Begin` + "\n\"x\"\t\\"},
+		{"custom, cut off", rig.CallText("patch", "input", "*** Begin to write and write and write and write on"),
+			`"max_output_tokens":24,` + weatherTools, "incomplete", ""},
 		{"unknown name is text", rig.CallText("none", "a", "b"), weatherTools, "completed",
 			fmt.Sprintf("message %q", rig.CallText("none", "a", "b"))},
 	} {
@@ -75,6 +77,10 @@ func TestResponsesStreamEqualsWhole(t *testing.T) {
 				whole, streamed := a.JSON(t), streamResponse(r, body).Final
 				if got := describe(whole); tt.output != "" && got != tt.output {
 					t.Errorf("output %s, want %s", got, tt.output)
+				}
+				if got := describe(whole); strings.HasSuffix(tt.name, "cut off") &&
+					!strings.HasPrefix(got, "custom_tool_call patch *** Begin to") {
+					t.Errorf("the call that was cut off is %q", got)
 				}
 				if whole["status"] != tt.status {
 					t.Errorf("status %v", whole["status"])

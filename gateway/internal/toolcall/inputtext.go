@@ -109,11 +109,11 @@ func (x *InputText) flush(dst []byte) []byte {
 	return dst
 }
 
-// End appends what is left when the arguments are complete: of arguments in another form the text under the key, else
-// the arguments themselves.
+// End appends what is left when the arguments are complete or were cut off: of arguments in another form the text under
+// the key, else the arguments themselves. The opening alone holds no text.
 func (x *InputText) End(dst []byte) []byte {
 	dst = x.flush(dst)
-	if x.sent > 0 || x.mode == inputInside || x.at > 0 {
+	if x.mode == inputOpening || x.sent > 0 || x.mode == inputInside || x.at > 0 {
 		return dst
 	}
 	var args map[string]json.RawMessage

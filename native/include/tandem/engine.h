@@ -338,7 +338,8 @@ TND_API tnd_status tnd_snapshot_read(tnd_engine* engine, int32_t snapshot, int32
 /* Begins a snapshot that is written piece by piece. It shares the first shared_pages pages of snapshot `base`, all of
  * them full and of the same tokens (0: base is not looked at), and takes new ones of the pool for the others. The
  * state must be written first, then the pages from shared_pages on, without gaps. Until it is finished only
- * tnd_snapshot_write, _finish and _free work on it. FAILED_PRECONDITION: a layout of another model or of other types. */
+ * tnd_snapshot_write, _finish and _free work on it. FAILED_PRECONDITION: a layout of another model or of other
+ * types. */
 TND_API tnd_status tnd_snapshot_begin(tnd_engine* engine, const tnd_snapshot_layout* layout, int32_t base,
                                       int32_t shared_pages, int32_t* snapshot);
 /* DATA_LOSS: the bytes do not have this CRC-32C; nothing was written. */
@@ -383,9 +384,9 @@ TND_API tnd_status tnd_draft_propose(tnd_engine* engine, const tnd_draft_request
                                      float* logprobs);
 
 /* Scorers. scores: for every position of a prompt the mean over its query rows of the maximum over layers and heads of
- * the attention that the row pays to it (0 where the row does not see it). Prompts are checked before any is scored, then
- * scored one after the other: each has the scores that it has alone. progress (may be NULL) is called with user for every
- * chunk of positions and layer that was issued; on a GPU the card is at most some chunks behind. */
+ * the attention that the row pays to it (0 where the row does not see it). Prompts are checked before any is scored,
+ * then scored one after the other: each has the scores that it has alone. progress (may be NULL) is called with user
+ * for every chunk of positions and layer that was issued; on a GPU the card is at most some chunks behind. */
 TND_API tnd_status tnd_score(tnd_engine* engine, const tnd_score_prompt* prompts, int32_t n_prompts, uint32_t flags,
                              tnd_progress_fn progress, void* user);
 

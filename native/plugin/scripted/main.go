@@ -1,9 +1,10 @@
-// Command tandem-engine-scripted is an engine program for tests: it says what the rules in TANDEM_SCRIPT tell it to say, with
-// the shapes and the tokenizer of real model files and no arithmetic. It is no part of any image.
+// Command tandem-engine-scripted is an engine program for tests: it says what the rules in TANDEM_SCRIPT tell it to
+// say, with the shapes and the tokenizer of real model files and no arithmetic. It is no part of any image.
 //
 //	TANDEM_SCRIPT=rules.json tandem serve --demo --engine bin/tandem-engine-scripted
 //
-// README.md beside this file describes the rules; Rule and plan in native/plugin/internal/script are what reads and follows them.
+// README.md beside this file describes the rules; Rule and plan in native/plugin/internal/script are what reads and
+// follows them.
 package main
 
 import (
@@ -56,7 +57,8 @@ func (c *cli) run() error {
 		fmt.Printf("%d rules\n", len(rules))
 		return nil
 	}
-	return program.Serve(program.Logger(os.Stderr, c.LogLevel), "try: tandem-engine-scripted --check", func() (engine.Opener, error) {
-		return script.Opener{Rules: c.Script}, nil
-	})
+	return program.Serve(program.Logger(os.Stderr, c.LogLevel), "try: tandem-engine-scripted --check",
+		func() (engine.Opener, error) {
+			return script.Opener{Rules: c.Script}, nil
+		})
 }

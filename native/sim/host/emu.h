@@ -1,5 +1,5 @@
-// Host emulation of the GPU, included by gpu/runtime/runtime.h: kernels (*.cu) compiled as C++, the threads of a block run as
-// fibers on one host thread.
+// Host emulation of the GPU, included by gpu/runtime/runtime.h: kernels (*.cu) compiled as C++, the threads of a block
+// run as fibers on one host thread.
 //
 // What it is for: the same kernel source is tested on machines without a GPU, and more strictly than a GPU would.
 //   - __syncthreads, warp functions and matrix instructions wait for all threads they concern, and a block in which

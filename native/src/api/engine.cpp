@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "api/step_log.h"
 #include "roles/roles.h"
 
 using tnd::errorf;
@@ -25,6 +26,7 @@ struct tnd_engine {
   std::atomic<bool> cancel{false};
   bool poisoned = false;  // a device fault: nothing works any more
   uint32_t role_id = 0;
+  std::unique_ptr<tnd::StepLog> log;  // nullptr: nobody asked for it
   std::string device;
   std::mutex info_mutex;  // what tnd_get_info reads changes in tnd_capture_set and tnd_fuse_load only
   std::mutex error_mutex;
@@ -95,6 +97,7 @@ Status open_engine(const tnd_open_options* options, tnd_engine* e) {
   c.tables_path = o.tables_path != nullptr ? o.tables_path : "";
   TND_TRY(tnd::make_backend(o.device, o.threads, &e->backend));
   c.backend = e->backend.get();
+  c.backend->count_in(&e->stats);
   c.memory_cap = o.memory_cap_bytes != 0 ? o.memory_cap_bytes : e->backend->free_bytes();
   if (c.memory_cap == 0) return errorf(TND_INTERNAL, "the free memory of the device is unknown: set memory_cap_bytes");
   c.cancel = &e->cancel;
@@ -104,6 +107,7 @@ Status open_engine(const tnd_open_options* options, tnd_engine* e) {
   switch (o.role) {
     case TND_ROLE_TARGET: {
       std::unique_ptr<tnd::TargetEngine> role;
+      TND_TRY(tnd::StepLog::open("target", &e->log));
       TND_TRY(tnd::open_target(c, &role));
       e->sequences = e->target = role.get();
       e->role = std::move(role);
@@ -111,6 +115,7 @@ Status open_engine(const tnd_open_options* options, tnd_engine* e) {
     }
     case TND_ROLE_DRAFT: {
       std::unique_ptr<tnd::DraftEngine> role;
+      TND_TRY(tnd::StepLog::open("draft", &e->log));
       TND_TRY(tnd::open_draft(c, &role));
       e->sequences = e->draft = role.get();
       e->role = std::move(role);
@@ -309,7 +314,8 @@ tnd_status tnd_snapshot_write(tnd_engine* engine, int32_t snapshot, int32_t part
 }
 
 tnd_status tnd_snapshot_finish(tnd_engine* engine, int32_t snapshot) {
-  return call(engine, &tnd_engine::target, "tnd_snapshot_finish", [&](tnd::TargetEngine& role) { return role.snapshot_finish(snapshot); });
+  return call(engine, &tnd_engine::target, "tnd_snapshot_finish",
+              [&](tnd::TargetEngine& role) { return role.snapshot_finish(snapshot); });
 }
 
 tnd_status tnd_sequence_export_size(tnd_engine* engine, int32_t sequence, uint64_t* bytes) {
@@ -333,7 +339,9 @@ tnd_status tnd_step_run(tnd_engine* engine, const tnd_step* step) {
   return call(engine, &tnd_engine::target, "tnd_step_run", [&](tnd::TargetEngine& role) -> Status {
     tnd_step full;
     TND_TRY(read_struct(step, "step", &full));
-    return role.step(full);
+    TND_TRY(role.step(full));
+    if (engine->log != nullptr) engine->log->step(full);
+    return Status();
   });
 }
 
@@ -367,7 +375,10 @@ tnd_status tnd_draft_append(tnd_engine* engine, const tnd_feature_rows* pieces, 
   return call(engine, &tnd_engine::draft, "tnd_draft_append", [&](tnd::DraftEngine& role) -> Status {
     if (n < 1) return errorf(TND_INVALID_ARGUMENT, "n is %d", n);
     TND_TRY(need(pieces, "pieces"));
-    return role.append(std::span<const tnd_feature_rows>(pieces, static_cast<size_t>(n)));
+    const std::span<const tnd_feature_rows> all(pieces, static_cast<size_t>(n));
+    TND_TRY(role.append(all));
+    if (engine->log != nullptr) engine->log->append(all);
+    return Status();
   });
 }
 
@@ -378,7 +389,10 @@ tnd_status tnd_draft_propose(tnd_engine* engine, const tnd_draft_request* reques
     TND_TRY(need(requests, "requests"));
     TND_TRY(need(ids, "ids"));
     TND_TRY(need(logprobs, "logprobs"));
-    return role.propose(std::span<const tnd_draft_request>(requests, static_cast<size_t>(n)), ids, logprobs);
+    const std::span<const tnd_draft_request> all(requests, static_cast<size_t>(n));
+    TND_TRY(role.propose(all, ids, logprobs));
+    if (engine->log != nullptr) engine->log->propose(all);
+    return Status();
   });
 }
 

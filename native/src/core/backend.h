@@ -15,6 +15,7 @@
 
 #include "core/arena.h"
 #include "core/dtype.h"
+#include "core/stats.h"
 #include "core/status.h"
 #include "core/tensor_view.h"
 
@@ -270,6 +271,9 @@ class Backend {
   // host_memory reports whether backend space is the host's memory, so that what the host keeps counts against it.
   virtual bool host_memory() const { return false; }
 
+  // count_in has a backend count in `stats` what its calls run (Counter::kGraphRuns and those after it).
+  virtual void count_in([[maybe_unused]] Stats* stats) {}
+
   // ---- memory and loading (may be slow, may fail)
   // allocate returns a zeroed region in backend space, release gives it back. The caller accounts for the cap.
   virtual Status allocate(uint64_t bytes, void** base) = 0;
@@ -292,7 +296,20 @@ class Backend {
   // begin_step says that the first prompt_rows rows of the operations up to its next call (all, if they have no more)
   // have the contract of prompts and the others that of decoding: products of a prompt may have a precision and an
   // order of sums of their own (NUMERICS.md), whatever the number of its rows. Without a call nothing is a prompt's.
-  virtual void begin_step([[maybe_unused]] int prompt_rows) {}
+  // rows: of the step, a hint for backends that replay steps; operations on fewer of them are recorded for as many.
+  virtual void begin_step([[maybe_unused]] int prompt_rows, [[maybe_unused]] int rows) {}
+  // row_room returns how many rows outputs of a step of `rows` rows should have room for where one lies behind the other:
+  // a backend that replays steps does so for equal addresses.
+  virtual int row_room(int rows) const { return rows; }
+  // upload_rows, .., download_rows_bf16 are upload, .., download_bf16 of rows whose number differs from step to step.
+  virtual void upload_rows(float* dst, const float* src, int rows, int64_t dim) { upload(dst, src, rows * dim); }
+  virtual void upload_rows_bf16(float* dst, const void* src, int rows, int64_t dim) {
+    upload_bf16(dst, src, rows * dim);
+  }
+  virtual void download_rows(float* host, const float* src, int rows, int64_t dim) { download(host, src, rows * dim); }
+  virtual void download_rows_bf16(uint16_t* host, const float* src, int rows, int64_t dim) {
+    download_bf16(host, src, rows * dim);
+  }
   // embed: x[r] = row tokens[r] of the table.
   virtual void embed(const Matrix& table, std::span<const int32_t> tokens, float* x) = 0;
   // download copies to host floats, download_bf16 rounds to bfloat16 (nearest, ties to even).

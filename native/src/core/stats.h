@@ -30,6 +30,9 @@ enum class Counter : int {
   kDraftNs,
   kScoreCalls,
   kScoreNs,
+  kGraphRuns,      // submissions to a GPU that ran as a graph,
+  kGraphCaptures,  // those of them that captured it first,
+  kListRuns,       // and those that ran launch by launch
   kCount
 };
 
@@ -38,7 +41,8 @@ inline const char* counter_name(Counter c) {
       "steps",           "rows",       "commits",     "committed_rows",    "head_rows",     "step_ns",
       "embed_ns",        "norm_ns",    "matmul_ns",   "delta_ns",          "attention_ns",  "swiglu_ns",
       "head_ns",         "feature_ns", "commit_ns",   "weight_bytes_read", "kv_bytes_read", "draft_appends",
-      "draft_proposals", "draft_ns",   "score_calls", "score_ns"};
+      "draft_proposals", "draft_ns",   "score_calls", "score_ns",          "graph_runs",    "graph_captures",
+      "list_runs"};
   static_assert(sizeof kNames / sizeof kNames[0] == static_cast<size_t>(Counter::kCount));
   return kNames[static_cast<int>(c)];
 }

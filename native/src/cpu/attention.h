@@ -5,8 +5,8 @@
 // thread count; chain or tree). For a query q of head h and its visible keys, ordered by ABSOLUTE position j:
 //   s_j   = scale * (fma chain over d ascending of q[d]*k_j[d], from 0)
 //   positions are cut into segments [256 s, 256 s + 256); in each segment with visible keys
-//     m = max s_j; p_j = exp_f32(s_j - m) (core/elementary.h); l = 16 lanes by j mod 16, each added ascending, then folded
-//     8, 4, 2, 1; o[d] = fma chain over j ascending of p_j*v_j[d], from 0
+//     m = max s_j; p_j = exp_f32(s_j - m) (core/elementary.h); l = 16 lanes by j mod 16, each added ascending, then
+//     folded 8, 4, 2, 1; o[d] = fma chain over j ascending of p_j*v_j[d], from 0
 //   segments merge ascending into the running (M, L, O), the first one copied:
 //     M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L = fma(L, a, l*b), O[d] = fma(O[d], a, o[d]*b)
 //   result O[d] / L; a query that sees nothing gives zeros.

@@ -1,6 +1,7 @@
 #include "cpu/sample.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -124,9 +125,8 @@ double total_of(const double* sums, int64_t vocab) {
 }
 
 // Draws from the weights of the whole vocabulary, 0 = dropped. Blocks and tokens without weight change no sum, so the
-// choice is that of draw() over the others. sums: working memory of sum_blocks.
-int32_t draw_all(const float* w, int64_t vocab, double u, double* sums) {
-  sum_blocks(w, vocab, sums);
+// choice is that of draw() over the others. sums: of sum_blocks.
+int32_t draw_all(const float* w, int64_t vocab, double u, const double* sums) {
   const double target = u * total_of(sums, vocab);
   double before = 0;
   int32_t last = -1;
@@ -176,43 +176,68 @@ struct Buckets {
     scale = span > 0.0f ? (static_cast<float>(kLast) + 0.5f) / span : 0.0f;
   }
   // Never falls while x falls: subtraction and product are rounded monotonically. NaN is in the last one.
-  int32_t of(float x) const { return static_cast<int32_t>((max - select(x > least ? x : least)) * scale); }
-  // Optimisation barrier: without it the compiler computes the last bucket once and branches to it, and half of a row
-  // may go either way.
-  static float select(float v) {
-#if defined(__x86_64__)
-    asm("" : "+x"(v));
-#elif defined(__aarch64__)
-    asm("" : "+w"(v));
-#endif
-    return v;
-  }
+  int32_t of(float x) const { return static_cast<int32_t>((max - (x > least ? x : least)) * scale); }
 };
 
-// find_cut returns the shortest prefix whose mass(token), a positive integer or 0, adds up to `goal` > 0. False if all
-// candidates are less. One pass adds up buckets, one collects the bucket that the cut is in, and that one is divided
-// around one of its values until the value is found: no order is made. Only tokens with a value above -inf count.
+// Rows are worked on in pieces that stay in a core's cache from one step to the next.
+constexpr int64_t kPiece = 8 * kBlock;
+
+// add_up adds mass(token) of tokens [first, end) to the sums of their buckets, which find_cut reads. The buckets are
+// computed first, apart from the sums: so they are computed several at a time.
 template <typename Mass>
-bool find_cut(const float* x, int64_t vocab, const Buckets& buckets, uint64_t goal, const Mass& mass,
-              SampleScratch* scratch, Cut* cut) {
-  uint64_t* const sums = scratch->buckets;
-  std::fill_n(sums, SampleScratch::kBuckets + SampleScratch::kSpread, uint64_t{0});
-  for (int64_t i = 0; i < vocab; ++i) {
+void add_up(const float* x, int64_t first, int64_t end, const Buckets& buckets, const Mass& mass,
+            SampleScratch* scratch) {
+  uint16_t* const of = scratch->bucket_of;
+  for (int64_t i = first; i < end; ++i) {
     // Nearly all of a steep row lies in the last bucket, whose sum is not needed: additions there go to changing
     // places, for each would wait for the one before.
     const int32_t b = buckets.of(x[i]);
-    const int32_t last = -static_cast<int32_t>(b == Buckets::kLast);
-    sums[b + (last & static_cast<int32_t>(i) & (SampleScratch::kSpread - 1))] += mass(i);
+    const int32_t spread = static_cast<int32_t>(i) & (SampleScratch::kSpread - 1);
+    of[i] = static_cast<uint16_t>(b + (b == Buckets::kLast ? spread : 0));
   }
+  uint64_t* const sums = scratch->buckets;
+  for (int64_t i = first; i < end; ++i) sums[of[i]] += mass(i);
+}
+
+void clear_sums(SampleScratch* scratch) {
+  std::fill_n(scratch->buckets, SampleScratch::kBuckets + SampleScratch::kSpread, uint64_t{0});
+}
+
+// collect writes the candidates of a bucket to ids, ascending, and returns how many there are.
+int64_t collect(const float* x, int64_t vocab, int32_t bucket, const uint16_t* of, int32_t* ids) {
+  constexpr int64_t kLook = 64;  // most of so many next to each other have none of the bucket
+  // The last one includes the places that its sums are spread over.
+  const auto low = static_cast<uint16_t>(bucket);
+  const auto high = static_cast<uint16_t>(bucket + (bucket == Buckets::kLast ? SampleScratch::kSpread - 1 : 0));
+  int64_t n = 0;
+  for (int64_t i = 0; i < vocab; i += kLook) {
+    const int64_t end = std::min(vocab, i + kLook);
+    if (end - i == kLook) {
+      uint16_t any = 0;
+      for (int64_t k = 0; k < kLook; ++k) any |= static_cast<uint16_t>(of[i + k] >= low && of[i + k] <= high ? 1 : 0);
+      if (any == 0) continue;
+    }
+    for (int64_t k = i; k < end; ++k) {
+      ids[n] = static_cast<int32_t>(k);
+      n += static_cast<int64_t>(of[k] >= low) & static_cast<int64_t>(of[k] <= high) &
+           static_cast<int64_t>(x[k] > kMinusInf);
+    }
+  }
+  return n;
+}
+
+// find_cut returns the shortest prefix whose mass(token), a positive integer or 0, adds up to `goal` > 0, when all
+// tokens were added up. False if all candidates are less. One pass collects the bucket that the cut is in, and that one
+// is divided around one of its values until the value is found: no order is made. Only tokens with a value above -inf
+// count.
+template <typename Mass>
+bool find_cut(const float* x, int64_t vocab, uint64_t goal, const Mass& mass, SampleScratch* scratch, Cut* cut) {
+  const uint64_t* const sums = scratch->buckets;
   uint64_t above = 0;
   int32_t bucket = 0;
   while (bucket < Buckets::kLast && above + sums[bucket] < goal) above += sums[bucket++];
   int32_t* const ids = scratch->ids;
-  int64_t n = 0;
-  for (int64_t i = 0; i < vocab; ++i) {
-    ids[n] = static_cast<int32_t>(i);
-    n += static_cast<int64_t>(buckets.of(x[i]) == bucket) & static_cast<int64_t>(x[i] > kMinusInf);
-  }
+  const int64_t n = collect(x, vocab, bucket, scratch->bucket_of, ids);
   int64_t first = 0, end = n;  // the cut is in here; `above` is the mass of what is more likely
   while (first < end) {
     const float a = x[ids[first]], b = x[ids[first + (end - first) / 2]], c = x[ids[end - 1]];
@@ -249,14 +274,26 @@ bool find_cut(const float* x, int64_t vocab, const Buckets& buckets, uint64_t go
   return false;
 }
 
-// drop_beyond sets y to `dropped` for all tokens beyond the cut, NaN included.
-void drop_beyond(const float* x, int64_t vocab, const Cut& cut, float dropped, float* y) {
-  int64_t alike = cut.alike;
-  for (int64_t i = 0; i < vocab; ++i) {
-    const int64_t equal = x[i] == cut.value ? 1 : 0;
-    const float tie = equal > 0 && alike > 0 ? y[i] : dropped;
-    y[i] = x[i] > cut.value ? y[i] : tie;
-    alike -= equal;
+// drop_beyond sets y to `dropped` for those of n tokens that are beyond the cut, NaN included. It takes the tokens with
+// the cut's value that stay from *alike.
+void drop_beyond(const float* x, int64_t n, const Cut& cut, int64_t* alike, float dropped, float* y) {
+  int32_t equal = 0;
+  for (int64_t i = 0; i < n; ++i) equal += x[i] == cut.value ? 1 : 0;
+  if (equal <= *alike) {
+    // By bits: as a choice it is compiled to a branch, and half of a level row may go either way. y may be x.
+    const uint32_t drop = std::bit_cast<uint32_t>(dropped);
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) {
+      const uint32_t stays = 0u - static_cast<uint32_t>(x[i] >= cut.value);
+      y[i] = std::bit_cast<float>((std::bit_cast<uint32_t>(y[i]) & stays) | (drop & ~stays));
+    }
+    *alike -= equal;
+    return;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    const bool tie = x[i] == cut.value && *alike > 0;
+    if (tie) --*alike;
+    y[i] = tie || x[i] > cut.value ? y[i] : dropped;
   }
 }
 
@@ -282,28 +319,72 @@ void nucleus_in_order(const float* x, int64_t vocab, double wanted, float* w, in
   for (int64_t i = 0; i < n; ++i) w[ids[i]] = 0.0f;
 }
 
-// keep_nucleus sets the weights of all candidates to 0 that top_p drops. The cut by integer weights is the definition's
-// unless rounding could decide: the definition's sum of n weights is off the true one by at most n 2^-53 of the total,
-// the integers by n units.
-void keep_nucleus(const float* x, int64_t vocab, float max, float temperature, float top_p, float* w,
-                  SampleScratch* scratch) {
-  sum_blocks(w, vocab, scratch->sums);
+// Weights in those units.
+struct Mass {
+  const float* w;
+  uint64_t operator()(int64_t i) const { return static_cast<uint64_t>(static_cast<int64_t>(w[i] * kWeightUnits)); }
+};
+
+// Nucleus says which weights top_p keeps.
+struct Nucleus {
+  bool cut_known = false;  // else nucleus_in_order has dropped the others
+  Cut cut;
+};
+
+// find_nucleus needs the sums of the weights' blocks and, if `added`, of their buckets. The cut by integer weights is
+// the definition's unless rounding could decide: the definition's sum of n weights is off the true one by at most
+// n 2^-53 of the total, the integers by n units.
+Nucleus find_nucleus(const float* x, int64_t vocab, bool added, float top_p, SampleScratch* scratch) {
+  Nucleus n;
   const double total = total_of(scratch->sums, vocab);
   const double wanted = static_cast<double>(top_p) * total;
   const double units = static_cast<double>(kWeightUnits);
-  if (vocab < kMostTokens && std::isfinite(max) && wanted * units >= 1) {
+  if (added && wanted * units >= 1) {
     const auto goal = static_cast<uint64_t>(wanted * units);
     const uint64_t doubt =
         2 * static_cast<uint64_t>(vocab) + static_cast<uint64_t>(static_cast<double>(vocab) * total * 0x1p-8);
-    const auto mass = [w](int64_t i) { return static_cast<uint64_t>(static_cast<int64_t>(w[i] * kWeightUnits)); };
-    Cut cut;
-    if (find_cut(x, vocab, Buckets(max, temperature), goal, mass, scratch, &cut) && cut.before + doubt < goal &&
-        cut.mass >= goal + doubt) {
-      drop_beyond(x, vocab, cut, 0.0f, w);
-      return;
-    }
+    n.cut_known = find_cut(x, vocab, goal, Mass{scratch->weights}, scratch, &n.cut) && n.cut.before + doubt < goal &&
+                  n.cut.mass >= goal + doubt;
   }
-  nucleus_in_order(x, vocab, wanted, w, scratch->ids);
+  if (!n.cut_known) nucleus_in_order(x, vocab, wanted, scratch->weights, scratch->ids);
+  return n;
+}
+
+// weigh computes the weights of all tokens, 0 for what is no candidate, and the sums of their blocks; of their buckets,
+// too, if top_p looks for a cut in them, which it returns.
+bool weigh(const float* x, int64_t vocab, const SamplerParams& s, float max, float temperature,
+           SampleScratch* scratch) {
+  const RowKernels& kernels = row_kernels();
+  const bool limited = s.top_k > 0 || s.top_p < 1.0f;
+  const bool added = s.top_p < 1.0f && vocab < kMostTokens && std::isfinite(max);
+  const Buckets buckets(added ? max : 0.0f, temperature);
+  if (added) clear_sums(scratch);
+  float* const w = scratch->weights;
+  for (int64_t first = 0; first < vocab; first += kPiece) {
+    const int64_t end = std::min(vocab, first + kPiece);
+    kernels.exp_scaled(x + first, end - first, max, temperature, w + first);
+    if (limited) {
+      for (int64_t i = first; i < end; ++i) w[i] = x[i] > kMinusInf ? w[i] : 0.0f;  // NaN is no candidate
+    }
+    sum_blocks(w + first, end - first, scratch->sums + first / kBlock);
+    if (added) add_up(x, first, end, buckets, Mass{w}, scratch);
+  }
+  return added;
+}
+
+// keep sets the weights of all candidates to 0 that top_p and min_p drop, and sums up the blocks again.
+void keep(const float* x, int64_t vocab, const Nucleus& nucleus, float min_p, SampleScratch* scratch) {
+  float* const w = scratch->weights;
+  int64_t alike = nucleus.cut.alike;
+  for (int64_t first = 0; first < vocab; first += kPiece) {
+    const int64_t n = std::min(vocab - first, kPiece);
+    float* const at = w + first;
+    if (nucleus.cut_known) drop_beyond(x + first, n, nucleus.cut, &alike, 0.0f, at);
+    if (min_p > 0.0f) {
+      for (int64_t i = 0; i < n; ++i) at[i] = at[i] < min_p ? 0.0f : at[i];  // the largest weight is 1
+    }
+    sum_blocks(at, n, scratch->sums + first / kBlock);
+  }
 }
 
 // Chooses among the top_k <= kListed most likely candidates, which fit a list. w: weights of these only.
@@ -339,8 +420,8 @@ int32_t choose_listed(const float* x, int64_t vocab, const SamplerParams& s, flo
 
 uint64_t SampleScratch::bytes(int64_t vocab) {
   const uint64_t blocks = static_cast<uint64_t>((vocab + kBlock - 1) / kBlock);
-  return 3 * round64(static_cast<uint64_t>(vocab) * 4) + round64((kBuckets + kSpread) * sizeof(uint64_t)) +
-         round64(blocks * sizeof(double));
+  return 3 * round64(static_cast<uint64_t>(vocab) * 4) + round64(static_cast<uint64_t>(vocab) * sizeof(uint16_t)) +
+         round64((kBuckets + kSpread) * sizeof(uint64_t)) + round64(blocks * sizeof(double));
 }
 
 void SampleScratch::init(void* mem, int64_t vocab) {
@@ -349,8 +430,10 @@ void SampleScratch::init(void* mem, int64_t vocab) {
   logits = reinterpret_cast<float*>(p);
   weights = reinterpret_cast<float*>(p + step);
   ids = reinterpret_cast<int32_t*>(p + 2 * step);
-  buckets = reinterpret_cast<uint64_t*>(p + 3 * step);
-  sums = reinterpret_cast<double*>(p + 3 * step + round64((kBuckets + kSpread) * sizeof(uint64_t)));
+  bucket_of = reinterpret_cast<uint16_t*>(p + 3 * step);
+  p += 3 * step + round64(static_cast<uint64_t>(vocab) * sizeof(uint16_t));
+  buckets = reinterpret_cast<uint64_t*>(p);
+  sums = reinterpret_cast<double*>(p + round64((kBuckets + kSpread) * sizeof(uint64_t)));
 }
 
 int32_t choose_token(const float* logits, int64_t vocab, const HeadRow& row, const uint32_t* never,
@@ -377,28 +460,27 @@ int32_t choose_token(const float* logits, int64_t vocab, const HeadRow& row, con
   if (s.temperature <= 0.0f) return best;
 
   const float temperature = std::max(s.temperature, kMinTemperature);
-  float* w = scratch->weights;
   const double u = uniform_draw(s.seed, s.choice, row.output_position);
   if (s.top_k > 0 && s.top_k < vocab && std::isfinite(max)) {
-    if (s.top_k <= kListed) return choose_listed(x, vocab, s, max, temperature, u, w);
+    if (s.top_k <= kListed) return choose_listed(x, vocab, s, max, temperature, u, scratch->weights);
     // What top_k drops is as if it were forbidden.
     Cut cut;
     const auto one = [](int64_t) { return uint64_t{1}; };
-    if (find_cut(x, vocab, Buckets(max, temperature), static_cast<uint64_t>(s.top_k), one, scratch, &cut)) {
+    clear_sums(scratch);
+    add_up(x, 0, vocab, Buckets(max, temperature), one, scratch);
+    if (find_cut(x, vocab, static_cast<uint64_t>(s.top_k), one, scratch, &cut)) {
       if (x == logits) std::memcpy(scratch->logits, logits, static_cast<size_t>(vocab) * 4);
-      drop_beyond(x, vocab, cut, kMinusInf, scratch->logits);
+      int64_t alike = cut.alike;
+      drop_beyond(x, vocab, cut, &alike, kMinusInf, scratch->logits);
       x = scratch->logits;
     }
   }
-  kernels.exp_scaled(x, vocab, max, temperature, w);
-  if (s.top_k > 0 || s.top_p < 1.0f) {
-    for (int64_t i = 0; i < vocab; ++i) w[i] = x[i] > kMinusInf ? w[i] : 0.0f;  // NaN is no candidate
+  const bool added = weigh(x, vocab, s, max, temperature, scratch);
+  if (s.top_p < 1.0f || s.min_p > 0.0f) {
+    const Nucleus nucleus = s.top_p < 1.0f ? find_nucleus(x, vocab, added, s.top_p, scratch) : Nucleus();
+    keep(x, vocab, nucleus, s.min_p, scratch);
   }
-  if (s.top_p < 1.0f) keep_nucleus(x, vocab, max, temperature, s.top_p, w, scratch);
-  if (s.min_p > 0.0f) {
-    for (int64_t i = 0; i < vocab; ++i) w[i] = w[i] < s.min_p ? 0.0f : w[i];  // the largest weight is 1
-  }
-  return draw_all(w, vocab, u, scratch->sums);
+  return draw_all(scratch->weights, vocab, u, scratch->sums);
 }
 
 LogSoftmax::LogSoftmax(const float* logits, int64_t vocab, float t) : temperature(t) {

@@ -13,8 +13,9 @@ struct SampleScratch {
   float* weights = nullptr;  // [vocab]
   int32_t* ids = nullptr;    // [vocab]
   static constexpr int32_t kBuckets = 4096, kSpread = 16;
-  uint64_t* buckets = nullptr;  // [kBuckets + kSpread]
-  double* sums = nullptr;       // [ceil(vocab / 1024)]
+  uint16_t* bucket_of = nullptr;  // [vocab]
+  uint64_t* buckets = nullptr;    // [kBuckets + kSpread]
+  double* sums = nullptr;         // [ceil(vocab / 1024)]
   // bytes for a vocabulary; init lays the arrays out in mem (64-byte aligned).
   static uint64_t bytes(int64_t vocab);
   void init(void* mem, int64_t vocab);

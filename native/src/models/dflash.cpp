@@ -36,7 +36,8 @@ Status DflashModel::load(WeightLoader& w, WeightLoader& tables, int32_t vocab, A
   const int64_t kv_all = 2 * int64_t{d.kv_heads} * d.head_dim * d.n_layers;
   const auto floats = [&](int64_t n) { return arena.take_array<float>(Purpose::kScratch, static_cast<uint64_t>(n)); };
   ws_.x = floats(rows * d.hidden);
-  ws_.wide = floats(std::max(block_rows * ws_.width, append_rows * kv_all));
+  ws_.wide = floats(
+      std::max(backend_.row_room(limits.block_rows) * ws_.width, backend_.row_room(limits.append_rows) * kv_all));
   ws_.acts = backend_.acts(arena, ws_.max_k, static_cast<int>(rows), ws_.forms);
   features_ = floats(append_rows * p_.feature_raw);
   feature_acts_ = backend_.acts(arena, p_.feature_raw, static_cast<int>(append_rows), backend_.forms(*fc_));
@@ -60,6 +61,25 @@ Status DflashModel::load(WeightLoader& w, WeightLoader& tables, int32_t vocab, A
   return Status();
 }
 
+// The features of pieces[*first] and of those behind it that have its encoding, one behind the other: calls with as many
+// rows are then alike however many pieces they have. Long ones stay where they are. Moves *first behind them.
+const void* DflashModel::gather(std::span<const DflashRows> pieces, int64_t values, size_t* first, int32_t* rows) {
+  const DflashRows& head = pieces[*first];
+  size_t end = *first + 1;
+  while (head.n <= kPromptRows && end < pieces.size() && pieces[end].encoding == head.encoding) ++end;
+  const size_t row_bytes = static_cast<size_t>(values) * (bf16_features(head.encoding) ? 2 : sizeof(float));
+  gathered_.clear();
+  for (const DflashRows& piece : pieces.subspan(*first, end - *first)) {
+    *rows += piece.n;
+    if (end == *first + 1) break;
+    const auto* const from = static_cast<const uint8_t*>(piece.features);
+    gathered_.insert(gathered_.end(), from, from + static_cast<size_t>(piece.n) * row_bytes);
+  }
+  const bool alone = end == *first + 1;
+  *first = end;
+  return alone ? head.features : gathered_.data();
+}
+
 void DflashModel::append(const KvCache* caches, std::span<const DflashRows> pieces, Stats* stats) {
   const HParams& d = p_.decoder;
   PhaseTimer timer(stats);
@@ -68,19 +88,20 @@ void DflashModel::append(const KvCache* caches, std::span<const DflashRows> piec
     n += piece.n;
     if (piece.n > kPromptRows) prompts += piece.n;
   }
-  backend_.begin_step(prompts);
+  backend_.begin_step(prompts, n);
   float* c = ws_.x;
   const bool fused = fused_features(pieces[0].encoding);
   const int64_t values = fused ? d.hidden : p_.feature_raw;
   float* to = fused ? c : features_;
-  for (const DflashRows& piece : pieces) {
-    const int64_t count = piece.n * values;
-    if (bf16_features(piece.encoding)) {
-      backend_.upload_bf16(to, piece.features, count);
+  for (size_t first = 0; first < pieces.size();) {
+    int32_t rows = 0;
+    const void* const from = gather(pieces, values, &first, &rows);
+    if (bf16_features(pieces[first - 1].encoding)) {
+      backend_.upload_rows_bf16(to, from, rows, values);
     } else {
-      backend_.upload(to, static_cast<const float*>(piece.features), count);
+      backend_.upload_rows(to, static_cast<const float*>(from), rows, values);
     }
-    to += count;
+    to += rows * values;
   }
   if (!fused) {
     backend_.prepare(features_, p_.feature_raw, n, p_.feature_raw, backend_.forms(*fc_), feature_acts_.get());
@@ -91,14 +112,14 @@ void DflashModel::append(const KvCache* caches, std::span<const DflashRows> piec
     backend_.norm_rows(c, hidden_norm_, d.eps, n, d.hidden, c);
   }
   // K and V of all layers share c: one group of products.
-  const int64_t width = int64_t{d.kv_heads} * d.head_dim;
+  const int64_t width = int64_t{d.kv_heads} * d.head_dim, room = backend_.row_room(n) * width;
   InputForms forms = 0;
   products_.clear();
   for (size_t i = 0; i < layers_.size(); ++i) {
     const Attention& a = layers_[i].attention;
-    float* k = ws_.wide + static_cast<int64_t>(2 * i) * n * width;
+    float* k = ws_.wide + static_cast<int64_t>(2 * i) * room;
     products_.push_back({a.k.get(), k, width, nullptr});
-    products_.push_back({a.v.get(), k + n * width, width, nullptr});
+    products_.push_back({a.v.get(), k + room, width, nullptr});
     forms |= backend_.forms(*a.k) | backend_.forms(*a.v);
   }
   backend_.prepare(c, d.hidden, n, d.hidden, forms, ws_.acts.get());
@@ -116,12 +137,12 @@ void DflashModel::append(const KvCache* caches, std::span<const DflashRows> piec
       angles_.fill(piece.position + i, &rope_host_[static_cast<size_t>(row) * d.rope_dims]);
     }
   }
-  backend_.upload(rope_, rope_host_.data(), int64_t{n} * d.rope_dims);
+  backend_.upload_rows(rope_, rope_host_.data(), n, d.rope_dims);
   const AttentionPlan plan{groups_, full_rows_.data(), caches, rope_};
   for (size_t i = 0; i < layers_.size(); ++i) {
     AttentionIo io;
-    io.k = ws_.wide + static_cast<int64_t>(2 * i) * n * width;
-    io.v = io.k + n * width;
+    io.k = ws_.wide + static_cast<int64_t>(2 * i) * room;
+    io.v = io.k + room;
     backend_.attention(layers_[i].attention.layer, static_cast<int>(i), plan, n, io, 0, nullptr);
   }
   timer.mark(Counter::kAttentionNs);
@@ -158,9 +179,9 @@ void DflashModel::plan_block(const DflashBlock& b, int32_t first_row) {
 void DflashModel::propose(const KvCache* caches, std::span<const DflashBlock> blocks, int32_t stride, Stats* stats) {
   const HParams& d = p_.decoder;
   PhaseTimer timer(stats);
-  backend_.begin_step(0);
   int32_t rows = 0;
   for (const DflashBlock& b : blocks) rows += b.rows;
+  backend_.begin_step(0, rows);
   tokens_.resize(static_cast<size_t>(rows));
   slots_.resize(static_cast<size_t>(rows));
   full_rows_.resize(static_cast<size_t>(rows));
@@ -178,7 +199,7 @@ void DflashModel::propose(const KvCache* caches, std::span<const DflashBlock> bl
     groups_.push_back({first, b.rows, b.pages, b.n_pages, b.length});
     first += b.rows;
   }
-  backend_.upload(rope_, rope_host_.data(), int64_t{rows} * d.rope_dims);
+  backend_.upload_rows(rope_, rope_host_.data(), rows, d.rope_dims);
   backend_.embed(*embedding_, tokens_, ws_.x);
   timer.mark(Counter::kEmbedNs);
 

@@ -74,6 +74,7 @@ class DflashModel {
   void propose(const KvCache* caches, std::span<const DflashBlock> blocks, int32_t stride, Stats* stats);
 
  private:
+  const void* gather(std::span<const DflashRows> pieces, int64_t values, size_t* first, int32_t* rows);
   void plan_block(const DflashBlock& b, int32_t first_row);
 
   const DflashHParams p_;
@@ -97,6 +98,7 @@ class DflashModel {
 
   // Plan of the current pass, reused.
   std::vector<float> rope_host_;
+  std::vector<uint8_t> gathered_;
   std::vector<int32_t> tokens_, slots_;
   std::vector<AttentionRowPlan> full_rows_, sliding_rows_;
   std::vector<AttentionGroupPlan> groups_;

@@ -6,7 +6,7 @@ namespace tnd {
 
 void Workspace::take(Backend& backend, Arena& arena, int max_rows, int64_t hidden) {
   x = arena.take_array<float>(Purpose::kScratch, static_cast<uint64_t>(max_rows * hidden));
-  wide = arena.take_array<float>(Purpose::kScratch, static_cast<uint64_t>(max_rows * width));
+  wide = arena.take_array<float>(Purpose::kScratch, static_cast<uint64_t>(backend.row_room(max_rows) * width));
   acts = backend.acts(arena, max_k, max_rows, forms);
 }
 
@@ -23,7 +23,7 @@ Status Mlp::load(WeightLoader& w, Backend& b, const HParams& p, const std::strin
 
 void Mlp::forward(Backend& b, const HParams& p, Workspace& ws, int rows, PhaseTimer& timer) const {
   float* g = ws.wide;
-  float* u = g + int64_t{rows} * p.ffn;
+  float* u = g + int64_t{b.row_room(rows)} * p.ffn;
   b.norm(ws.x, norm, p.eps, rows, p.hidden, b.forms(*gate) | b.forms(*up), ws.acts.get());
   timer.mark(Counter::kNormNs);
   const Product in[] = {{gate.get(), g, p.ffn, nullptr}, {up.get(), u, p.ffn, nullptr}};
@@ -60,7 +60,7 @@ Status Attention::load(WeightLoader& w, Backend& b, const HParams& p, const std:
 
 void Attention::forward(Backend& b, const HParams& p, Workspace& ws, int layer_index, const TargetStep& step,
                         PhaseTimer& timer) const {
-  const int64_t rows = step.rows;
+  const int64_t rows = b.row_room(step.rows);
   AttentionIo io;
   float* values = nullptr;
   io.q = ws.wide;
@@ -94,11 +94,10 @@ Status Ends::load(WeightLoader& w, Backend& b, const HParams& p, bool first, boo
 }
 
 void take_hidden(Backend& b, const HParams& p, const Workspace& ws, const TargetStep& step) {
-  const int64_t n = int64_t{step.rows} * p.hidden;
   if (step.hidden_bf16) {
-    b.upload_bf16(ws.x, step.hidden_in, n);
+    b.upload_rows_bf16(ws.x, step.hidden_in, step.rows, p.hidden);
   } else {
-    b.upload(ws.x, static_cast<const float*>(step.hidden_in), n);
+    b.upload_rows(ws.x, static_cast<const float*>(step.hidden_in), step.rows, p.hidden);
   }
 }
 

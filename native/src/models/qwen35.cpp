@@ -44,7 +44,7 @@ struct DeltaNet {
 
   void forward(Backend& backend, const HParams& p, Workspace& ws, int index, const TargetStep& step,
                PhaseTimer& timer) const {
-    const int64_t rows = step.rows;
+    const int64_t rows = backend.row_room(step.rows);
     float* m = ws.wide;
     float* gate = m + rows * qkv->n;
     float* alpha = gate + rows * z->n;

@@ -71,7 +71,7 @@ void ScorerModel::embed(std::span<const int32_t> ids) {
 void ScorerModel::query_rows(const Layer& l, std::span<const int32_t> query, bool rotated) {
   const Attention& a = l.attention;
   const int rows = static_cast<int>(query.size());
-  backend_.begin_step(rows > kPromptRows ? rows : 0);
+  backend_.begin_step(rows > kPromptRows ? rows : 0, rows);
   backend_.copy_rows(x_, p_.hidden, query, {}, query_x_, p_.hidden);
   backend_.norm(query_x_, a.norm, p_.eps, rows, p_.hidden, backend_.forms(*a.q), ws_.acts.get());
   const Product product{a.q.get(), query_q_, int64_t{p_.q_heads} * p_.head_dim, nullptr};
@@ -95,7 +95,7 @@ Status ScorerModel::layer(int32_t index, int32_t n, std::span<const int32_t> que
       return errorf(TND_CANCELED, "cancelled in layer %d at position %d of %d", index, first, n);
     }
     const int32_t rows = std::min(limits_.chunk, n - first);
-    backend_.begin_step(rows > kPromptRows ? rows : 0);
+    backend_.begin_step(rows > kPromptRows ? rows : 0, rows);
     ws_.x = x_ + int64_t{first} * p_.hidden;
     float* q = ws_.wide;
     float* k = q + rows * q_width;

@@ -63,8 +63,8 @@ class PagePool {
   void drop(std::span<const int32_t> pages);
   // keep_pages is keep for the pages of another snapshot.
   std::vector<int32_t> keep_pages(std::span<const int32_t> pages);
-  // add appends n new pages to those of a snapshot, whose contents are those of their last owner. Callers compare n with
-  // free() first.
+  // add appends n new pages to those of a snapshot, whose contents are those of their last owner. Callers compare n
+  // with free() first.
   void add(int32_t n, std::vector<int32_t>* pages);
   // read copies `layers` layers of a page from `layer` on in portable form, the first `rows` rows of each, the others
   // zero. The data is there after the next sync().

@@ -1,6 +1,6 @@
-// What stands behind an engine handle: a TargetEngine, a DraftEngine or a ScoreEngine, chosen by tnd_open_options.role. The
-// C functions of tandem/engine.h (api/engine.cpp) check handles, pointers and whether the engine's role has the call, and
-// forward here.
+// What stands behind an engine handle: a TargetEngine, a DraftEngine or a ScoreEngine, chosen by tnd_open_options.role.
+// The C functions of tandem/engine.h (api/engine.cpp) check handles, pointers and whether the engine's role has the
+// call, and forward here.
 #pragma once
 
 #include <atomic>

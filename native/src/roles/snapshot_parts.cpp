@@ -1,5 +1,5 @@
-// Snapshots piece by piece: read for storage elsewhere, and written from there. A page's portable form is its rows layer
-// by layer (kv_export), the same on every backend.
+// Snapshots piece by piece: read for storage elsewhere, and written from there. A page's portable form is its rows
+// layer by layer (kv_export), the same on every backend.
 #include <algorithm>
 #include <cstring>
 

@@ -139,14 +139,15 @@ class TargetRole final : public TargetEngine {
   void commit_path(Sequence* s, std::span<const int32_t> path);
   Status read_kept(const tnd_step& step);
   void plan_step(const tnd_step& step);
+  int32_t step_rows() const;
   void plan_attention(const Sequence& s, const Group& g);
-  void fill_rope(int64_t rows);
+  void fill_rope(int32_t rows);
   void plan_head(const tnd_step& step);
   void count_history(const Group& g, int32_t row, std::vector<TokenCount>* out, size_t* first);
   int32_t kept_place(int32_t sequence, int32_t position) const;
   Status check_encoding(int32_t encoding) const;
-  const float* fuse_features(int32_t encoding, int32_t n, int32_t prompt);
-  void fuse_rows(const float* raw, int32_t n, int32_t prompt);
+  const float* fuse_features(int32_t encoding, int32_t n);
+  void fuse_rows(const float* raw, int32_t n);
   void download_features(int32_t encoding, const float* src, int32_t n, uint8_t* out);
   void write_features(const tnd_step& step);
   int64_t feature_width(int32_t encoding) const;

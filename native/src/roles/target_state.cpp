@@ -279,8 +279,10 @@ Status TargetRole::read_kept(const tnd_step& step) {
   PhaseTimer timer(c_.stats);
   const int64_t raw = static_cast<int64_t>(capture_.size()) * p_.hidden;
   const int32_t n = static_cast<int32_t>(feature_rows_.size());
+  constexpr int32_t kFew = 8;  // reads of up to so many rows are recorded as one
+  c_.backend->begin_step(0, std::max(n, kFew));
   c_.backend->copy_rows(features_, raw, feature_rows_, {}, features_, raw);
-  download_features(step.feature_encoding, fuse_features(step.feature_encoding, n, 0), n,
+  download_features(step.feature_encoding, fuse_features(step.feature_encoding, n), n,
                     static_cast<uint8_t*>(step.features));
   TND_TRY(c_.backend->sync());
   timer.mark(Counter::kFeatureNs);
@@ -291,7 +293,8 @@ Status TargetRole::read_kept(const tnd_step& step) {
 // the order of internal rows: a group's are neighbours.
 void TargetRole::write_features(const tnd_step& step) {
   const int32_t encoding = step.feature_encoding;
-  const float* src = fuse_features(encoding, wanted_features_, prompt_features_);
+  c_.backend->begin_step(prompt_features_, prompt_rows_ > 0 ? wanted_features_ : step_rows());
+  const float* src = fuse_features(encoding, wanted_features_);
   uint8_t* out = static_cast<uint8_t*>(step.features);
   for (const Group& g : groups_) out += static_cast<uint64_t>(g.n_kept) * feature_row_bytes(encoding);
   int32_t first = 0, n = 0;  // neighbours that are neighbours in the results, too
@@ -311,18 +314,16 @@ void TargetRole::write_features(const tnd_step& step) {
   download();
 }
 
-// Fuses the first n rows of features_ if the encoding asks for it, the first `prompt` of them with the contract of
-// prompts; returns where the rows are then.
-const float* TargetRole::fuse_features(int32_t encoding, int32_t n, int32_t prompt) {
+// Fuses the first n rows of features_ if the encoding asks for it; returns where the rows are then.
+const float* TargetRole::fuse_features(int32_t encoding, int32_t n) {
   if (!fused_features(encoding)) return features_;
-  fuse_rows(features_, n, prompt);
+  fuse_rows(features_, n);
   return fused_;
 }
 
-// Fuses n rows of raw features, the first `prompt` of them with the contract of prompts, into fused_.
-void TargetRole::fuse_rows(const float* raw, int32_t n, int32_t prompt) {
+// Fuses n rows of raw features into fused_.
+void TargetRole::fuse_rows(const float* raw, int32_t n) {
   const int64_t width = fc_->n;
-  c_.backend->begin_step(prompt);
   c_.backend->prepare(raw, fc_->k, n, fc_->k, c_.backend->forms(*fc_), fuse_acts_.get());
   const Product product{fc_.get(), fused_, width, nullptr};
   c_.backend->matmul(std::span<const Product>(&product, 1), *fuse_acts_, n);
@@ -342,13 +343,13 @@ Status TargetRole::fuse(int32_t n, uint32_t kind, int32_t raw_encoding, const vo
     return errorf(TND_INVALID_ARGUMENT, "fused_encoding is %d", fused_encoding);
   }
   if (fc_ == nullptr) return errorf(TND_FAILED_PRECONDITION, "fused features need tnd_fuse_load");
-  const int64_t values = n * fc_->k;
+  c_.backend->begin_step(kind == TND_GROUP_PROMPT ? n : 0, n);
   if (bf16_features(raw_encoding)) {
-    c_.backend->upload_bf16(foreign_, raw, values);
+    c_.backend->upload_rows_bf16(foreign_, raw, n, fc_->k);
   } else {
-    c_.backend->upload(foreign_, static_cast<const float*>(raw), values);
+    c_.backend->upload_rows(foreign_, static_cast<const float*>(raw), n, fc_->k);
   }
-  fuse_rows(foreign_, n, kind == TND_GROUP_PROMPT ? n : 0);
+  fuse_rows(foreign_, n);
   download_features(fused_encoding, fused_, n, static_cast<uint8_t*>(fused));
   TND_TRY(c_.backend->sync());
   timer.mark(Counter::kFeatureNs);
@@ -356,11 +357,11 @@ Status TargetRole::fuse(int32_t n, uint32_t kind, int32_t raw_encoding, const vo
 }
 
 void TargetRole::download_features(int32_t encoding, const float* src, int32_t n, uint8_t* out) {
-  const int64_t values = n * feature_width(encoding);
+  const int64_t width = feature_width(encoding);
   if (bf16_features(encoding)) {
-    c_.backend->download_bf16(reinterpret_cast<uint16_t*>(out), src, values);
+    c_.backend->download_rows_bf16(reinterpret_cast<uint16_t*>(out), src, n, width);
   } else {
-    c_.backend->download(reinterpret_cast<float*>(out), src, values);
+    c_.backend->download_rows(reinterpret_cast<float*>(out), src, n, width);
   }
 }
 

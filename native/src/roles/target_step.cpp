@@ -53,10 +53,9 @@ Status TargetRole::step(const tnd_step& step) {
   run.attention = AttentionPlan{attention_groups_, attention_rows_.data(), caches_.data(), rope_};
   run.capture_layers = capture_;
   run.feature_rows = feature_rows_;
-  if (static_cast<size_t>(wanted_features_) < feature_rows_.size()) run.feature_places = feature_places_;
+  run.feature_places = feature_places_;
   run.features = features_;
   run.cancel = c_.cancel;
-  c_.backend->begin_step(prompt_rows_);
   const Status status = model_->forward(run, c_.stats);
   if (!status.ok()) {
     for (const Group& g : groups_) sequences_[static_cast<size_t>(g.sequence)].broken |= g.commit;
@@ -247,8 +246,8 @@ Status TargetRole::check_rows(const tnd_step& step, int32_t index, const Sequenc
   return Status();
 }
 
-// The page that the tip lies in if the group writes there: rows of the path move to it, or its own rows begin in it. Else
-// -1: pages before it are complete, those behind it the sequence's own.
+// The page that the tip lies in if the group writes there: rows of the path move to it, or its own rows begin in it.
+// Else -1: pages before it are complete, those behind it the sequence's own.
 int32_t TargetRole::written_tip(const Group& g) const {
   const Sequence& s = sequences_[static_cast<size_t>(g.sequence)];
   const int32_t tip = s.length / kKvPage, path = static_cast<int32_t>(g.path.size());
@@ -397,6 +396,17 @@ void TargetRole::commit_path(Sequence* s, std::span<const int32_t> path) {
   }
 }
 
+// Rows as which a backend may record the step: steps of several groups of one row each are much alike.
+int32_t TargetRole::step_rows() const {
+  constexpr int32_t kSeveral = 4;
+  int32_t rows = 0, groups = 0;
+  for (const Group& g : groups_) {
+    rows += g.count;
+    groups += g.count > 0 ? 1 : 0;
+  }
+  return groups > 1 ? std::max(rows, kSeveral) : rows;
+}
+
 // Orders the rows, those of prompts first, and fills every plan of the forward pass.
 void TargetRole::plan_step(const tnd_step& step) {
   plan_order_.clear();
@@ -411,6 +421,7 @@ void TargetRole::plan_step(const tnd_step& step) {
     }
     if (prompt) prompt_rows_ = first;
   }
+  c_.backend->begin_step(prompt_rows_, step_rows());
   delta_groups_.clear();
   attention_groups_.clear();
   feature_rows_.clear();
@@ -505,12 +516,12 @@ void TargetRole::plan_attention(const Sequence& s, const Group& g) {
 }
 
 // Rotation tables of the rows: cos of all pairs, then sin.
-void TargetRole::fill_rope(int64_t rows) {
+void TargetRole::fill_rope(int32_t rows) {
   if (attention_layers_ == 0) return;
   for (int64_t r = 0; r < rows; ++r) {
     angles_.fill(positions_[static_cast<size_t>(r)], rope_host_.data() + r * p_.rope_dims);
   }
-  c_.backend->upload(rope_, rope_host_.data(), rows * p_.rope_dims);
+  c_.backend->upload_rows(rope_, rope_host_.data(), rows, p_.rope_dims);
 }
 
 // Distinct tokens of the last penalty_window tokens up to and with the row's own, appended to out.
@@ -596,11 +607,10 @@ void TargetRole::download_hidden(const tnd_step& step) {
     c_.backend->copy_rows(from, p_.hidden, rows, {}, hidden_out_, p_.hidden);
     from = hidden_out_;
   }
-  const int64_t n = int64_t{step.n_rows} * p_.hidden;
   if (step.hidden_encoding == TND_HIDDEN_BF16) {
-    c_.backend->download_bf16(static_cast<uint16_t*>(step.hidden_out), from, n);
+    c_.backend->download_rows_bf16(static_cast<uint16_t*>(step.hidden_out), from, step.n_rows, p_.hidden);
   } else {
-    c_.backend->download(static_cast<float*>(step.hidden_out), from, n);
+    c_.backend->download_rows(static_cast<float*>(step.hidden_out), from, step.n_rows, p_.hidden);
   }
 }
 

@@ -320,8 +320,8 @@ func (FinishReason) EnumDescriptor() ([]byte, []int) {
 	return file_tandem_v1_common_proto_rawDescGZIP(), []int{4}
 }
 
-// Tensor carries numbers between processes. Its payload is the last field so that the codec of services/tensorwire can pass
-// it by reference in both directions.
+// Tensor carries numbers between processes. Its payload is the last field so that the codec of services/tensorwire can
+// pass it by reference in both directions.
 type Tensor struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Dtype DType                  `protobuf:"varint,1,opt,name=dtype,proto3,enum=tandem.v1.DType" json:"dtype,omitempty"`

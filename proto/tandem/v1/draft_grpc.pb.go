@@ -33,13 +33,13 @@ const (
 type DraftServiceClient interface {
 	// GetDraft describes the draft and what it still needs. May be retried.
 	GetDraft(ctx context.Context, in *GetDraftRequest, opts ...grpc.CallOption) (*GetDraftResponse, error)
-	// PutTables hands embedding and head of the target to a draft that has no local copy: a GGUF file in chunks. The draft
-	// caches it by digest. DATA_LOSS: the digest does not match what arrived.
+	// PutTables hands embedding and head of the target to a draft that has no local copy: a GGUF file in chunks. The
+	// draft caches it by digest. DATA_LOSS: the digest does not match what arrived.
 	PutTables(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[PutTablesRequest, PutTablesResponse], error)
 	// GetFuse returns fc and its norm as a GGUF file in chunks, so that the target can send fused features.
 	GetFuse(ctx context.Context, in *GetFuseRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[GetFuseResponse], error)
-	// Speculate serves one sequence of one target for as long as the stream lives. First message: Open. Messages of an older
-	// epoch or a repeated step are dropped. The target waits for each Proposal no longer than its own deadline.
+	// Speculate serves one sequence of one target for as long as the stream lives. First message: Open. Messages of an
+	// older epoch or a repeated step are dropped. The target waits for each Proposal no longer than its own deadline.
 	Speculate(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SpeculateRequest, SpeculateResponse], error)
 }
 
@@ -114,13 +114,13 @@ type DraftService_SpeculateClient = grpc.BidiStreamingClient[SpeculateRequest, S
 type DraftServiceServer interface {
 	// GetDraft describes the draft and what it still needs. May be retried.
 	GetDraft(context.Context, *GetDraftRequest) (*GetDraftResponse, error)
-	// PutTables hands embedding and head of the target to a draft that has no local copy: a GGUF file in chunks. The draft
-	// caches it by digest. DATA_LOSS: the digest does not match what arrived.
+	// PutTables hands embedding and head of the target to a draft that has no local copy: a GGUF file in chunks. The
+	// draft caches it by digest. DATA_LOSS: the digest does not match what arrived.
 	PutTables(grpc.ClientStreamingServer[PutTablesRequest, PutTablesResponse]) error
 	// GetFuse returns fc and its norm as a GGUF file in chunks, so that the target can send fused features.
 	GetFuse(*GetFuseRequest, grpc.ServerStreamingServer[GetFuseResponse]) error
-	// Speculate serves one sequence of one target for as long as the stream lives. First message: Open. Messages of an older
-	// epoch or a repeated step are dropped. The target waits for each Proposal no longer than its own deadline.
+	// Speculate serves one sequence of one target for as long as the stream lives. First message: Open. Messages of an
+	// older epoch or a repeated step are dropped. The target waits for each Proposal no longer than its own deadline.
 	Speculate(grpc.BidiStreamingServer[SpeculateRequest, SpeculateResponse]) error
 	mustEmbedUnimplementedDraftServiceServer()
 }

@@ -674,12 +674,13 @@ type GenerateRequest struct {
 	Stop        []string     `protobuf:"bytes,7,rep,name=stop,proto3" json:"stop,omitempty"`
 	Speculation *Speculation `protobuf:"bytes,8,opt,name=speculation,proto3" json:"speculation,omitempty"`
 	Compression *Compression `protobuf:"bytes,9,opt,name=compression,proto3" json:"compression,omitempty"`
-	// Number of likeliest tokens to report per position, -1 = no log-probabilities at all (0 reports the chosen one only).
+	// Number of likeliest tokens to report per position, -1 = no log-probabilities at all (0 reports the chosen one
+	// only).
 	TopLogprobs *int32 `protobuf:"varint,10,opt,name=top_logprobs,json=topLogprobs,proto3,oneof" json:"top_logprobs,omitempty"`
 	// Chat and raw prompts; raw prompts take a grammar only.
 	Format *Format `protobuf:"bytes,11,opt,name=format,proto3" json:"format,omitempty"`
-	// Ties requests of one conversation together, at most 256 bytes. Waiting requests are served in turn by API key, without keys by
-	// session, without either by address. The metadata key x-session-id means the same.
+	// Ties requests of one conversation together, at most 256 bytes. Waiting requests are served in turn by API key,
+	// without keys by session, without either by address. The metadata key x-session-id means the same.
 	SessionId     string `protobuf:"bytes,12,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -993,7 +994,8 @@ func (x *OutputToken) GetTop() []*TokenLogprob {
 	return nil
 }
 
-// ToolCallDelta is a part of a call that is being made. Its arguments joined are a JSON object, unless the token limit cut it off.
+// ToolCallDelta is a part of a call that is being made. Its arguments joined are a JSON object, unless the token limit
+// cut it off.
 type ToolCallDelta struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Counts the calls of the turn from 0.

@@ -32,8 +32,8 @@ const (
 //
 // InferenceService is the public API of a Tandem gateway, on the gRPC port. The HTTP endpoints offer the same powers.
 type InferenceServiceClient interface {
-	// Generate runs a chat or a raw prompt and streams text. On cancel the slot is freed within one step. Not safe to retry
-	// after the first message unless a seed is given. Errors: INVALID_ARGUMENT (BadRequest names the field),
+	// Generate runs a chat or a raw prompt and streams text. On cancel the slot is freed within one step. Not safe to
+	// retry after the first message unless a seed is given. Errors: INVALID_ARGUMENT (BadRequest names the field),
 	// RESOURCE_EXHAUSTED (queue full, RetryInfo), UNAVAILABLE (no worker).
 	Generate(ctx context.Context, in *GenerateRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[GenerateResponse], error)
 	// Tokenize turns text or a chat into token ids. Never waits for a worker.
@@ -119,8 +119,8 @@ func (c *inferenceServiceClient) GetCluster(ctx context.Context, in *GetClusterR
 //
 // InferenceService is the public API of a Tandem gateway, on the gRPC port. The HTTP endpoints offer the same powers.
 type InferenceServiceServer interface {
-	// Generate runs a chat or a raw prompt and streams text. On cancel the slot is freed within one step. Not safe to retry
-	// after the first message unless a seed is given. Errors: INVALID_ARGUMENT (BadRequest names the field),
+	// Generate runs a chat or a raw prompt and streams text. On cancel the slot is freed within one step. Not safe to
+	// retry after the first message unless a seed is given. Errors: INVALID_ARGUMENT (BadRequest names the field),
 	// RESOURCE_EXHAUSTED (queue full, RetryInfo), UNAVAILABLE (no worker).
 	Generate(*GenerateRequest, grpc.ServerStreamingServer[GenerateResponse]) error
 	// Tokenize turns text or a chat into token ids. Never waits for a worker.

@@ -28,8 +28,8 @@ const (
 //
 // PrefillService is what the gateway asks of a worker-prefill.
 type PrefillServiceClient interface {
-	// Compress scores segments of a prompt against its question and returns which chunks to keep. On cancel the scorer stops
-	// within one layer. May be retried. RESOURCE_EXHAUSTED: longer than the scorer can hold.
+	// Compress scores segments of a prompt against its question and returns which chunks to keep. On cancel the scorer
+	// stops within one layer. May be retried. RESOURCE_EXHAUSTED: longer than the scorer can hold.
 	Compress(ctx context.Context, in *CompressRequest, opts ...grpc.CallOption) (*CompressResponse, error)
 }
 
@@ -57,8 +57,8 @@ func (c *prefillServiceClient) Compress(ctx context.Context, in *CompressRequest
 //
 // PrefillService is what the gateway asks of a worker-prefill.
 type PrefillServiceServer interface {
-	// Compress scores segments of a prompt against its question and returns which chunks to keep. On cancel the scorer stops
-	// within one layer. May be retried. RESOURCE_EXHAUSTED: longer than the scorer can hold.
+	// Compress scores segments of a prompt against its question and returns which chunks to keep. On cancel the scorer
+	// stops within one layer. May be retried. RESOURCE_EXHAUSTED: longer than the scorer can hold.
 	Compress(context.Context, *CompressRequest) (*CompressResponse, error)
 	mustEmbedUnimplementedPrefillServiceServer()
 }

@@ -119,8 +119,8 @@ type Registration struct {
 	Device  string     `protobuf:"bytes,7,opt,name=device,proto3" json:"device,omitempty"`
 	Model   *ModelInfo `protobuf:"bytes,8,opt,name=model,proto3" json:"model,omitempty"`
 	Limits  *Limits    `protobuf:"bytes,9,opt,name=limits,proto3" json:"limits,omitempty"`
-	// Contract id of the engine, hex: workers with equal ids compute the same bits (native/NUMERICS.md). Empty until the engine
-	// is open. A generation that lost its worker goes on at one with an equal id.
+	// Contract id of the engine, hex: workers with equal ids compute the same bits (native/NUMERICS.md). Empty until the
+	// engine is open. A generation that lost its worker goes on at one with an equal id.
 	Contract string `protobuf:"bytes,10,opt,name=contract,proto3" json:"contract,omitempty"`
 	// The engine's arithmetic in words, as the engine states it: backend, kind of device, versions of its kernels.
 	Numerics string `protobuf:"bytes,11,opt,name=numerics,proto3" json:"numerics,omitempty"`
@@ -264,7 +264,8 @@ type ModelInfo struct {
 	CaptureLayers []int32 `protobuf:"varint,10,rep,packed,name=capture_layers,json=captureLayers,proto3" json:"capture_layers,omitempty"`
 	BlockSize     int32   `protobuf:"varint,11,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
 	CreatedUnix   int64   `protobuf:"varint,12,opt,name=created_unix,json=createdUnix,proto3" json:"created_unix,omitempty"`
-	// Path of the model file on the worker's host; the gateway reads tokenizer and template from it when it has no own file.
+	// Path of the model file on the worker's host; the gateway reads tokenizer and template from it when it has no own
+	// file.
 	Path          string `protobuf:"bytes,13,opt,name=path,proto3" json:"path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -488,7 +489,8 @@ type Heartbeat struct {
 	// While the worker loads its model: bytes of weights that the engine has, and of all; 0 = nothing to report.
 	LoadedBytes uint64 `protobuf:"varint,8,opt,name=loaded_bytes,json=loadedBytes,proto3" json:"loaded_bytes,omitempty"`
 	LoadBytes   uint64 `protobuf:"varint,9,opt,name=load_bytes,json=loadBytes,proto3" json:"load_bytes,omitempty"`
-	// Sequences that exist in the engine, and those of them that belong to no request and will be freed: 0 on a healthy worker.
+	// Sequences that exist in the engine, and those of them that belong to no request and will be freed: 0 on a healthy
+	// worker.
 	EngineSequences   int32 `protobuf:"varint,10,opt,name=engine_sequences,json=engineSequences,proto3" json:"engine_sequences,omitempty"`
 	OrphanedSequences int32 `protobuf:"varint,11,opt,name=orphaned_sequences,json=orphanedSequences,proto3" json:"orphaned_sequences,omitempty"`
 	// Of a target that speculates.
@@ -623,8 +625,8 @@ func (x *Heartbeat) GetPrefixes() *Prefixes {
 // Prefixes are the states of prompts that a target holds, those used last first.
 type Prefixes struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Rises with every change, never 0. A heartbeat whose version is that of the stream's heartbeat before leaves states out:
-	// they are the same.
+	// Rises with every change, never 0. A heartbeat whose version is that of the stream's heartbeat before leaves states
+	// out: they are the same.
 	Version       uint64         `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	States        []*PrefixState `protobuf:"bytes,2,rep,name=states,proto3" json:"states,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -745,7 +747,8 @@ type AutoSpeculation struct {
 	Outlook float64 `protobuf:"fixed64,7,opt,name=outlook,proto3" json:"outlook,omitempty"`
 	// Speed of decoding without the draft, prompt lookup included, times that of plain steps.
 	WithoutDraft float64 `protobuf:"fixed64,8,opt,name=without_draft,json=withoutDraft,proto3" json:"without_draft,omitempty"`
-	// The draft has not been used for long, because decoding without it is believed to be faster; tokens decoded since it was.
+	// The draft has not been used for long, because decoding without it is believed to be faster; tokens decoded since it
+	// was.
 	HeldBack         bool  `protobuf:"varint,9,opt,name=held_back,json=heldBack,proto3" json:"held_back,omitempty"`
 	TokensSinceDraft int64 `protobuf:"varint,10,opt,name=tokens_since_draft,json=tokensSinceDraft,proto3" json:"tokens_since_draft,omitempty"`
 	// The same in words.

@@ -28,11 +28,12 @@ const (
 //
 // RegistryService is the gateway's side of the lease: workers dial in and keep one stream open.
 type RegistryServiceClient interface {
-	// Join registers a worker for as long as the stream lives. The first message is a Registration; a worker joins while it
-	// loads its model and sends a second Registration, of the same id, once the engine has told what the first one lacks. Every
-	// other message is a Heartbeat, at least every lease_ttl_ms / 3. The gateway answers with Lease messages: once at the start and whenever
-	// the peers change. FAILED_PRECONDITION: protocol or model does not match the cluster; ALREADY_EXISTS never: a worker
-	// that registers again under its id replaces its old lease (its epoch is higher).
+	// Join registers a worker for as long as the stream lives. The first message is a Registration; a worker joins while
+	// it loads its model and sends a second Registration, of the same id, once the engine has told what the first one
+	// lacks. Every other message is a Heartbeat, at least every lease_ttl_ms / 3. The gateway answers with Lease
+	// messages: once at the start and whenever the peers change. FAILED_PRECONDITION: protocol or model does not match
+	// the cluster; ALREADY_EXISTS never: a worker that registers again under its id replaces its old lease (its epoch is
+	// higher).
 	Join(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[JoinRequest, JoinResponse], error)
 }
 
@@ -63,11 +64,12 @@ type RegistryService_JoinClient = grpc.BidiStreamingClient[JoinRequest, JoinResp
 //
 // RegistryService is the gateway's side of the lease: workers dial in and keep one stream open.
 type RegistryServiceServer interface {
-	// Join registers a worker for as long as the stream lives. The first message is a Registration; a worker joins while it
-	// loads its model and sends a second Registration, of the same id, once the engine has told what the first one lacks. Every
-	// other message is a Heartbeat, at least every lease_ttl_ms / 3. The gateway answers with Lease messages: once at the start and whenever
-	// the peers change. FAILED_PRECONDITION: protocol or model does not match the cluster; ALREADY_EXISTS never: a worker
-	// that registers again under its id replaces its old lease (its epoch is higher).
+	// Join registers a worker for as long as the stream lives. The first message is a Registration; a worker joins while
+	// it loads its model and sends a second Registration, of the same id, once the engine has told what the first one
+	// lacks. Every other message is a Heartbeat, at least every lease_ttl_ms / 3. The gateway answers with Lease
+	// messages: once at the start and whenever the peers change. FAILED_PRECONDITION: protocol or model does not match
+	// the cluster; ALREADY_EXISTS never: a worker that registers again under its id replaces its old lease (its epoch is
+	// higher).
 	Join(grpc.BidiStreamingServer[JoinRequest, JoinResponse]) error
 	mustEmbedUnimplementedRegistryServiceServer()
 }

@@ -354,8 +354,8 @@ type CacheUse struct {
 	Off bool `protobuf:"varint,1,opt,name=off,proto3" json:"off,omitempty"`
 	// States are shared by requests of the same text only, printable ASCII without spaces. Empty = one of them.
 	Isolation string `protobuf:"bytes,2,opt,name=isolation,proto3" json:"isolation,omitempty"`
-	// Positions in prompt_tokens, each after a token, up to which the prompt is going to be sent again: the state at the last
-	// border at or below is saved, too. They move no border.
+	// Positions in prompt_tokens, each after a token, up to which the prompt is going to be sent again: the state at the
+	// last border at or below is saved, too. They move no border.
 	Hints         []int32 `protobuf:"varint,3,rep,packed,name=hints,proto3" json:"hints,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -412,14 +412,15 @@ func (x *CacheUse) GetHints() []int32 {
 	return nil
 }
 
-// Guide limits the tokens that a decode may choose. Its state follows the tokens of each path of a tree, so that speculation
-// stays exact; committed_tokens are replayed through it first. INVALID_ARGUMENT when the grammar cannot be compiled.
+// Guide limits the tokens that a decode may choose. Its state follows the tokens of each path of a tree, so that
+// speculation stays exact; committed_tokens are replayed through it first. INVALID_ARGUMENT when the grammar cannot be
+// compiled.
 type Guide struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Reasoning markers and budget; absent = everything is content.
 	Reasoning *Reasoning `protobuf:"bytes,1,opt,name=reasoning,proto3" json:"reasoning,omitempty"`
-	// Grammar of the content, which is what follows the reasoning: GBNF with token terminals (docs/grammar.md). Empty = free text.
-	// The turn may end where the grammar accepts.
+	// Grammar of the content, which is what follows the reasoning: GBNF with token terminals (docs/grammar.md). Empty =
+	// free text. The turn may end where the grammar accepts.
 	Grammar string `protobuf:"bytes,2,opt,name=grammar,proto3" json:"grammar,omitempty"`
 	// Tokens that are never chosen in content.
 	BannedTokens  []int32 `protobuf:"varint,3,rep,packed,name=banned_tokens,json=bannedTokens,proto3" json:"banned_tokens,omitempty"`
@@ -491,11 +492,12 @@ type Reasoning struct {
 	// Output tokens kept for the reply: close_sequence is forced once max_tokens minus the tokens generated is no larger.
 	// 0 = closing is never forced.
 	Reserve int32 `protobuf:"varint,5,opt,name=reserve,proto3" json:"reserve,omitempty"`
-	// What is forced. When it does not contain close, up to 64 tokens are chosen freely after it before close is forced alone.
+	// What is forced. When it does not contain close, up to 64 tokens are chosen freely after it before close is forced
+	// alone.
 	CloseSequence []int32 `protobuf:"varint,6,rep,packed,name=close_sequence,json=closeSequence,proto3" json:"close_sequence,omitempty"`
-	// Tokens that open and close a tool call; absent = calls are not told from other text. A turn that ends in reasoning after a
-	// complete call ends there, whatever reserve is. With a grammar close is forced in place of call_open, so that the grammar holds
-	// the call.
+	// Tokens that open and close a tool call; absent = calls are not told from other text. A turn that ends in reasoning
+	// after a complete call ends there, whatever reserve is. With a grammar close is forced in place of call_open, so
+	// that the grammar holds the call.
 	CallOpen      *int32 `protobuf:"varint,7,opt,name=call_open,json=callOpen,proto3,oneof" json:"call_open,omitempty"`
 	CallClose     *int32 `protobuf:"varint,8,opt,name=call_close,json=callClose,proto3,oneof" json:"call_close,omitempty"`
 	unknownFields protoimpl.UnknownFields

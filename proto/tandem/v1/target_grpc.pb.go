@@ -29,13 +29,13 @@ const (
 //
 // TargetService is what the gateway asks of a worker-target.
 type TargetServiceClient interface {
-	// Decode prefills a prompt and streams committed tokens: the speculative loop runs inside the worker. On cancel the work
-	// stops within one step or prefill chunk and the slot is freed. May be retried: prompt_tokens plus already committed
-	// tokens with the same sampling give the same continuation. RESOURCE_EXHAUSTED: no slot; UNAVAILABLE: draining or the
-	// engine is restarting.
+	// Decode prefills a prompt and streams committed tokens: the speculative loop runs inside the worker. On cancel the
+	// work stops within one step or prefill chunk and the slot is freed. May be retried: prompt_tokens plus already
+	// committed tokens with the same sampling give the same continuation. RESOURCE_EXHAUSTED: no slot; UNAVAILABLE:
+	// draining or the engine is restarting.
 	Decode(ctx context.Context, in *DecodeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DecodeResponse], error)
-	// ReadAhead leaves a prompt to be read into the prefix cache while the worker has no request at all. It answers at once; a
-	// request stops the reading, which goes on later. Of many prompts the oldest are given up. It may be repeated.
+	// ReadAhead leaves a prompt to be read into the prefix cache while the worker has no request at all. It answers at
+	// once; a request stops the reading, which goes on later. Of many prompts the oldest are given up. It may be repeated.
 	ReadAhead(ctx context.Context, in *ReadAheadRequest, opts ...grpc.CallOption) (*ReadAheadResponse, error)
 }
 
@@ -82,13 +82,13 @@ func (c *targetServiceClient) ReadAhead(ctx context.Context, in *ReadAheadReques
 //
 // TargetService is what the gateway asks of a worker-target.
 type TargetServiceServer interface {
-	// Decode prefills a prompt and streams committed tokens: the speculative loop runs inside the worker. On cancel the work
-	// stops within one step or prefill chunk and the slot is freed. May be retried: prompt_tokens plus already committed
-	// tokens with the same sampling give the same continuation. RESOURCE_EXHAUSTED: no slot; UNAVAILABLE: draining or the
-	// engine is restarting.
+	// Decode prefills a prompt and streams committed tokens: the speculative loop runs inside the worker. On cancel the
+	// work stops within one step or prefill chunk and the slot is freed. May be retried: prompt_tokens plus already
+	// committed tokens with the same sampling give the same continuation. RESOURCE_EXHAUSTED: no slot; UNAVAILABLE:
+	// draining or the engine is restarting.
 	Decode(*DecodeRequest, grpc.ServerStreamingServer[DecodeResponse]) error
-	// ReadAhead leaves a prompt to be read into the prefix cache while the worker has no request at all. It answers at once; a
-	// request stops the reading, which goes on later. Of many prompts the oldest are given up. It may be repeated.
+	// ReadAhead leaves a prompt to be read into the prefix cache while the worker has no request at all. It answers at
+	// once; a request stops the reading, which goes on later. Of many prompts the oldest are given up. It may be repeated.
 	ReadAhead(context.Context, *ReadAheadRequest) (*ReadAheadResponse, error)
 	mustEmbedUnimplementedTargetServiceServer()
 }

@@ -94,7 +94,8 @@ func (e *Engine) checkGroup(step *engine.Step, g *group) error {
 	case e.w.seen[g.Sequence]:
 		return bad(groupField(g.index, "sequence"), "%d has a group already", g.Sequence)
 	case g.Kind > engine.KindPrompt:
-		return bad(groupField(g.index, "kind"), "must be %d (decode) or %d (prompt), got %d", engine.KindDecode, engine.KindPrompt, g.Kind)
+		return bad(groupField(g.index, "kind"), "must be %d (decode) or %d (prompt), got %d", engine.KindDecode,
+			engine.KindPrompt, g.Kind)
 	case g.Kind == engine.KindPrompt && !g.Commit:
 		return bad(groupField(g.index, "kind"), "a prompt piece is committed by its step")
 	case g.Commit && g.Rows == 0:
@@ -116,7 +117,8 @@ func (e *Engine) checkGroup(step *engine.Step, g *group) error {
 // checkCommit checks what a group commits.
 func checkCommit(g *group) error {
 	if len(g.Path) > 0 && len(g.s.pending) == 0 {
-		return rpcerr.FailedPrecondition("%s: %d rows to commit, sequence %d has none pending", groupField(g.index, "n_path"), len(g.Path), g.Sequence)
+		return rpcerr.FailedPrecondition("%s: %d rows to commit, sequence %d has none pending",
+			groupField(g.index, "n_path"), len(g.Path), g.Sequence)
 	}
 	parent := int32(-1)
 	for i, row := range g.Path {
@@ -178,7 +180,8 @@ func (e *Engine) checkRows(step *engine.Step, g *group) error {
 			return bad(rowField(g, i, "position"), "must be %d, got %d", at, r.Position)
 		}
 		if int(r.Position) >= e.options.MaxContext {
-			return rpcerr.ResourceExhausted("%s: %d does not fit into %d (max_context)", rowField(g, i, "position"), r.Position, e.options.MaxContext)
+			return rpcerr.ResourceExhausted("%s: %d does not fit into %d (max_context)", rowField(g, i, "position"), r.Position,
+				e.options.MaxContext)
 		}
 		if vocab := e.m.o.Vocab; e.options.LayerFirst == 0 && (r.Token < 0 || int(r.Token) >= vocab) {
 			return bad(rowField(g, i, "token"), "must be in 0..%d, got %d", vocab-1, r.Token)
@@ -224,7 +227,8 @@ func checkKeeps(g *group) error {
 		}
 		for _, o := range g.rows[:i] {
 			if o.Want&engine.WantKeep != 0 && (o.Position-r.Position)%engine.KeptRows == 0 {
-				return rpcerr.InvalidArgument(rowField(g, i, "position"), "another row that is kept takes the place of %d", r.Position)
+				return rpcerr.InvalidArgument(rowField(g, i, "position"), "another row that is kept takes the place of %d",
+					r.Position)
 			}
 		}
 	}

@@ -17,7 +17,9 @@ func TestFake(t *testing.T) {
 		"slow":        {RowDelay: 30 * time.Microsecond, ScoreDelay: time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
-			enginetest.Run(t, func(*testing.T) (engine.Opener, enginetest.Models) { return enginefake.New(o), enginetest.FakeModels })
+			enginetest.Run(t, func(*testing.T) (engine.Opener, enginetest.Models) {
+				return enginefake.New(o), enginetest.FakeModels
+			})
 		})
 	}
 }

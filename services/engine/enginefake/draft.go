@@ -12,8 +12,8 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
-// Histories lets drafts look up the text behind a feature row, which they need when Options.Next decides by the text. Share
-// one between the Options of target and draft.
+// Histories lets drafts look up the text behind a feature row, which they need when Options.Next decides by the text.
+// Share one between the Options of target and draft.
 type Histories struct {
 	mu sync.Mutex
 	m  map[uint64][]int32
@@ -50,7 +50,8 @@ func checkPath(field, path string) error {
 }
 
 // Propose implements engine.Draft.
-func (e *Draft) Propose(ctx context.Context, features []engine.FeatureRows, requests []engine.DraftRequest, result *engine.DraftResult) error {
+func (e *Draft) Propose(ctx context.Context, features []engine.FeatureRows, requests []engine.DraftRequest,
+	result *engine.DraftResult) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
@@ -120,9 +121,11 @@ func (e *Engine) checkAppend(features []engine.FeatureRows) error {
 		case f.Rows < 0:
 			return bad(name("n_rows"), "must be >= 0, got %d", f.Rows)
 		case int(f.Position) != length:
-			return rpcerr.FailedPrecondition("%s: must be %d, the sequence's length, got %d", name("position"), length, f.Position)
+			return rpcerr.FailedPrecondition("%s: must be %d, the sequence's length, got %d", name("position"), length,
+				f.Position)
 		case int(f.Rows) > e.options.MaxContext-length:
-			return rpcerr.ResourceExhausted("max_context: %d rows at %d do not fit into %d", f.Rows, f.Position, e.options.MaxContext)
+			return rpcerr.ResourceExhausted("max_context: %d rows at %d do not fit into %d", f.Rows, f.Position,
+				e.options.MaxContext)
 		case len(f.Data) != int(f.Rows)*width:
 			return bad(name("features"), "%d rows need %d bytes, got %d", f.Rows, int(f.Rows)*width, len(f.Data))
 		}
@@ -187,7 +190,8 @@ func (e *Engine) checkRequest(i int, r *engine.DraftRequest) error {
 	case int(r.Position) < s.length():
 		return bad("requests.position", "request %d: must be >= %d, the sequence's length, got %d", i, s.length(), r.Position)
 	case int(r.Position) >= e.options.MaxContext:
-		return rpcerr.ResourceExhausted("max_context: request %d: position %d does not fit into %d", i, r.Position, e.options.MaxContext)
+		return rpcerr.ResourceExhausted("max_context: request %d: position %d does not fit into %d", i, r.Position,
+			e.options.MaxContext)
 	case r.Block < 2 || int(r.Block) > e.m.o.BlockSize:
 		return bad("requests.block", "request %d: must be in 2..%d, got %d", i, e.m.o.BlockSize, r.Block)
 	case r.TopK < 1 || int(r.TopK) > e.options.MaxTopK:
@@ -237,7 +241,8 @@ func (e *Engine) propose(r *engine.DraftRequest, ids []int32, logprobs []float32
 }
 
 // Score implements engine.Scorer.
-func (e *Scorer) Score(ctx context.Context, prompts []engine.Prompt, rotated bool, progress engine.Progress) ([][]float32, error) {
+func (e *Scorer) Score(ctx context.Context, prompts []engine.Prompt, rotated bool,
+	progress engine.Progress) ([][]float32, error) {
 	if err := e.enter(ctx); err != nil {
 		return nil, err
 	}

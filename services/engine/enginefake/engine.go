@@ -118,7 +118,8 @@ func (o *Opener) OpenScorer(ctx context.Context, options engine.OpenOptions, p e
 	return &Scorer{e}, nil
 }
 
-func (o *Opener) open(ctx context.Context, role engine.Role, options engine.OpenOptions, progress engine.Progress) (*Engine, error) {
+func (o *Opener) open(ctx context.Context, role engine.Role, options engine.OpenOptions,
+	progress engine.Progress) (*Engine, error) {
 	f := o.Options.withDefaults()
 	if f.FailOpen != nil {
 		return nil, f.FailOpen
@@ -273,8 +274,10 @@ func (e *Engine) Stats(context.Context) ([]engine.Stat, error) {
 		return nil, err
 	}
 	return []engine.Stat{
-		{Name: "steps", Value: e.steps.Load()}, {Name: "rows", Value: e.rows.Load()}, {Name: "commits", Value: e.commits.Load()},
+		{Name: "steps", Value: e.steps.Load()}, {Name: "rows", Value: e.rows.Load()},
+		{Name: "commits", Value: e.commits.Load()},
 		{Name: "proposals", Value: e.proposals.Load()}, {Name: "scores", Value: e.scores.Load()},
+		{Name: "graph_runs", Value: e.steps.Load()}, {Name: "graph_captures"}, {Name: "list_runs"}, // as if all were graphs
 	}, nil
 }
 

@@ -90,8 +90,8 @@ func (m *model) text(h uint64) uint64 {
 	return h
 }
 
-// logits writes the raw logits after the history with hash h: noise in [0, 2), the likeliest token at 9, three runners-up
-// at 7, 6 and 5.
+// logits writes the raw logits after the history with hash h: noise in [0, 2), the likeliest token at 9, three
+// runners-up at 7, 6 and 5.
 func (m *model) logits(h uint64, history []int32, out []float32) {
 	marked := h - m.text(h)
 	h = m.text(h)

@@ -3,9 +3,9 @@
 //
 //   - Target: the next token's logits depend on the history alone, with clear peaks, so greedy output is a fixed function
 //     of the prompt, rows are batch invariant by construction, and every wrong position, parent or path is visible.
-//   - Draft: feature rows carry the hash of the history. A draft that was fed the right features predicts the target's own
-//     greedy continuation, and is right at each position with probability Options.Accept; one that was fed wrong features
-//     is wrong nearly always. Features are checked in so far as a row that no target made decodes to noise.
+//   - Draft: feature rows carry the hash of the history. A draft that was fed the right features predicts the target's
+//     own greedy continuation, and is right at each position with probability Options.Accept; one that was fed wrong
+//     features is wrong nearly always. Features are checked in so far as a row that no target made decodes to noise.
 //   - Score: overlap with the query rows' n-grams, so that a repeated fact scores high.
 //
 // Delays, failures and crashes are set in Options or triggered on the Engine.

@@ -27,7 +27,8 @@ type pool struct {
 
 func pagesOf(positions int) int { return (positions + kvPage - 1) / kvPage }
 
-// poolPages is the size of the pool that sequences of together o.KVPositions positions, each with pending rows, fit into.
+// poolPages is the size of the pool that sequences of together o.KVPositions positions, each with pending rows, fit
+// into.
 func poolPages(o *engine.OpenOptions, pending int) int {
 	together := o.KVPositions + o.MaxSequences*(pending+kvPage-1)
 	return min(pagesOf(together), o.MaxSequences*pagesOf(o.MaxContext+pending))

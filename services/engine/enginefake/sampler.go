@@ -8,8 +8,8 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
-// choose applies the sampler to raw logits and returns a token, -1 when the mask allows none. history is everything up to
-// and including the row's own token; position is where the chosen token will stand. logits is overwritten.
+// choose applies the sampler to raw logits and returns a token, -1 when the mask allows none. history is everything up
+// to and including the row's own token; position is where the chosen token will stand. logits is overwritten.
 //
 // Order: bias, repetition penalty, frequency and presence, mask, top-k, softmax at temperature, top-p, min-p, draw.
 func choose(s *engine.Sampler, logits []float32, mask []uint32, history []int32, position int, w *work) int32 {

@@ -52,7 +52,8 @@ func (s *sequence) append(token int32, hash uint64) {
 
 // clone copies committed state: no sampler, nothing pending, no pages.
 func (s *sequence) clone() *sequence {
-	return &sequence{tokens: slices.Clone(s.tokens), hashes: slices.Clone(s.hashes), fold: s.fold, hints: slices.Clone(s.hints)}
+	return &sequence{tokens: slices.Clone(s.tokens), hashes: slices.Clone(s.hashes), fold: s.fold,
+		hints: slices.Clone(s.hints)}
 }
 
 // assume takes the committed state of another, keeping sampler and pages.

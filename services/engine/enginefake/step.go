@@ -36,7 +36,8 @@ func (e *Target) Step(ctx context.Context, step *engine.Step, result *engine.Ste
 }
 
 // step runs a step in its turn, which it ends, and returns how long the step is to take altogether.
-func (e *Engine) step(ctx context.Context, step *engine.Step, result *engine.StepResult, now time.Time) (paced time.Duration, err error) {
+func (e *Engine) step(ctx context.Context, step *engine.Step, result *engine.StepResult,
+	now time.Time) (paced time.Duration, err error) {
 	defer e.leave()
 	e.steps.Add(1)
 	if err := e.strike(); err != nil {
@@ -164,7 +165,8 @@ func (e *Engine) row(step *engine.Step, g *group, k int, want uint32, result *en
 	starts := g.Kind == engine.KindPrompt && k%promptRows == 0
 	h := e.m.extend(before, r.Token, r.Position, starts)
 	if len(step.HiddenIn) > 0 {
-		h = e.m.under(hashOfFeatures(step.HiddenIn[(g.first+k)*hidden*step.Hidden.Bytes():], step.Hidden == engine.HiddenF32), r.Position, starts)
+		h = e.m.under(hashOfFeatures(step.HiddenIn[(g.first+k)*hidden*step.Hidden.Bytes():],
+			step.Hidden == engine.HiddenF32), r.Position, starts)
 	}
 	w.hashes = append(w.hashes, h)
 	if !g.Commit {
@@ -285,7 +287,8 @@ func (e *Target) SetCapture(ctx context.Context, layers []int32) error {
 	defer e.leave()
 	for i, l := range layers {
 		if int(l) < e.options.LayerFirst || int(l) >= e.options.LayerLast || i > 0 && l <= layers[i-1] {
-			return rpcerr.InvalidArgument("layers", "must be ascending in %d..%d, got %v", e.options.LayerFirst, e.options.LayerLast-1, layers)
+			return rpcerr.InvalidArgument("layers", "must be ascending in %d..%d, got %v", e.options.LayerFirst,
+				e.options.LayerLast-1, layers)
 		}
 	}
 	e.forgetKept(layers)

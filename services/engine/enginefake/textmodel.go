@@ -8,11 +8,11 @@ import (
 	"github.com/tandem-inference/tandem/services/engine"
 )
 
-// TextModel decides by the text itself what a fake answers, in place of the hash of it. Its methods are functions of their
-// arguments alone, so that rows are batch invariant, and are called by one goroutine at a time.
+// TextModel decides by the text itself what a fake answers, in place of the hash of it. Its methods are functions of
+// their arguments alone, so that rows are batch invariant, and are called by one goroutine at a time.
 type TextModel interface {
-	// Peaks appends the likeliest next tokens after t, likeliest first, with raw logits above 0. The raw logit of every other
-	// token is 0.
+	// Peaks appends the likeliest next tokens after t, likeliest first, with raw logits above 0. The raw logit of every
+	// other token is 0.
 	Peaks(t Text, dst []Peak) []Peak
 	// Choose returns the token that a sampler takes after t, -1 when mask allows none. A nil mask allows all.
 	Choose(t Text, peaks []Peak, s *engine.Sampler, mask []uint32) int32
@@ -61,7 +61,8 @@ func (e *Engine) text(g *group, k int) Text {
 }
 
 // peaked computes a row's outputs from the peaks of its text.
-func (e *Engine) peaked(step *engine.Step, g *group, k int, result *engine.StepResult) (token int32, logprob, score float32) {
+func (e *Engine) peaked(step *engine.Step, g *group, k int,
+	result *engine.StepResult) (token int32, logprob, score float32) {
 	w, r, vocab := &e.w, &g.rows[k], e.m.o.Vocab
 	t := e.text(g, k)
 	w.peaks = e.m.o.Text.Peaks(t, w.peaks[:0])
@@ -118,8 +119,8 @@ func (e *Engine) peaked(step *engine.Step, g *group, k int, result *engine.StepR
 // catchUp is how far behind its time table an output may be and still make up for it.
 const catchUp = time.Second
 
-// tick is the grid of paced tokens: as in an engine that runs many sequences in one step, those of different sequences come
-// together.
+// tick is the grid of paced tokens: as in an engine that runs many sequences in one step, those of different sequences
+// come together.
 const tick = 10 * time.Millisecond
 
 func ceil(d, unit time.Duration) time.Duration { return (d + unit - 1) / unit * unit }
@@ -186,8 +187,8 @@ func hintOfFeatures(row []byte, n int, f32 bool) []byte {
 	return hint
 }
 
-// guess writes the candidates of a request from the hint of the sequence's last row: the model's guess first, then the ids
-// above it, all equally unlikely.
+// guess writes the candidates of a request from the hint of the sequence's last row: the model's guess first, then the
+// ids above it, all equally unlikely.
 func (e *Engine) guess(r *engine.DraftRequest, ids []int32, logprobs []float32) {
 	const (
 		sure   = -0.05 // log-probability of the guess

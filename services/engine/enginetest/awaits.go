@@ -9,9 +9,9 @@ import (
 	"github.com/tandem-inference/tandem/services/engine"
 )
 
-// Awaits cancels a request at one of the moments at which it waits: the beginning and the end of every call of engines that
-// Wrap has wrapped, and whatever else a test reports by Reach, such as events of a stream. A test runs the same request with
-// the 1st, 2nd, 3rd … of them until one is not reached. It is safe for concurrent use.
+// Awaits cancels a request at one of the moments at which it waits: the beginning and the end of every call of engines
+// that Wrap has wrapped, and whatever else a test reports by Reach, such as events of a stream. A test runs the same
+// request with the 1st, 2nd, 3rd … of them until one is not reached. It is safe for concurrent use.
 type Awaits struct {
 	// Hold is how long a call stands still after the cancel at most, so that the cancel arrives where it can; 0 = 20 ms.
 	// Tests in which every cancel arrives set it to how long they wait for anything.
@@ -76,7 +76,8 @@ type awaitedOpener struct {
 }
 
 // OpenTarget implements engine.Opener, as do the methods below.
-func (o awaitedOpener) OpenTarget(ctx context.Context, options engine.OpenOptions, p engine.Progress) (engine.Target, error) {
+func (o awaitedOpener) OpenTarget(ctx context.Context, options engine.OpenOptions,
+	p engine.Progress) (engine.Target, error) {
 	e, err := o.Opener.OpenTarget(ctx, options, p)
 	if err != nil {
 		return nil, err
@@ -85,7 +86,8 @@ func (o awaitedOpener) OpenTarget(ctx context.Context, options engine.OpenOption
 }
 
 // OpenDraft opens a draft.
-func (o awaitedOpener) OpenDraft(ctx context.Context, options engine.OpenOptions, p engine.Progress) (engine.Draft, error) {
+func (o awaitedOpener) OpenDraft(ctx context.Context, options engine.OpenOptions,
+	p engine.Progress) (engine.Draft, error) {
 	e, err := o.Opener.OpenDraft(ctx, options, p)
 	if err != nil {
 		return nil, err
@@ -94,7 +96,8 @@ func (o awaitedOpener) OpenDraft(ctx context.Context, options engine.OpenOptions
 }
 
 // OpenScorer opens a scorer.
-func (o awaitedOpener) OpenScorer(ctx context.Context, options engine.OpenOptions, p engine.Progress) (engine.Scorer, error) {
+func (o awaitedOpener) OpenScorer(ctx context.Context, options engine.OpenOptions,
+	p engine.Progress) (engine.Scorer, error) {
 	e, err := o.Opener.OpenScorer(ctx, options, p)
 	if err != nil {
 		return nil, err
@@ -186,11 +189,13 @@ func (e *awaitedTarget) Step(ctx context.Context, step *engine.Step, result *eng
 	return e.call(ctx, "Step", func() error { return e.target.Step(ctx, step, result) })
 }
 
-func (e *awaitedDraft) Propose(ctx context.Context, f []engine.FeatureRows, q []engine.DraftRequest, r *engine.DraftResult) error {
+func (e *awaitedDraft) Propose(ctx context.Context, f []engine.FeatureRows, q []engine.DraftRequest,
+	r *engine.DraftResult) error {
 	return e.call(ctx, "Propose", func() error { return e.draft.Propose(ctx, f, q, r) })
 }
 
-func (e *awaitedScorer) Score(ctx context.Context, q []engine.Prompt, rotated bool, p engine.Progress) (scores [][]float32, err error) {
+func (e *awaitedScorer) Score(ctx context.Context, q []engine.Prompt, rotated bool,
+	p engine.Progress) (scores [][]float32, err error) {
 	err = e.call(ctx, "Score", func() error { scores, err = e.scorer.Score(ctx, q, rotated, p); return err })
 	return scores, err
 }
@@ -213,7 +218,8 @@ func (e *awaitedTarget) LoadFuse(ctx context.Context, path string) error {
 	return e.target.LoadFuse(ctx, path)
 }
 
-func (e *awaitedTarget) Fuse(ctx context.Context, raw engine.RawFeatures, f engine.FeatureEncoding) (fused []byte, err error) {
+func (e *awaitedTarget) Fuse(ctx context.Context, raw engine.RawFeatures,
+	f engine.FeatureEncoding) (fused []byte, err error) {
 	err = e.call(ctx, "Fuse", func() error { fused, err = e.target.Fuse(ctx, raw, f); return err })
 	return fused, err
 }

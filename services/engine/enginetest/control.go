@@ -20,15 +20,22 @@ func (s *suite) openErrors() {
 	}{
 		{"no path", func(o *engine.OpenOptions) { o.ModelPath = "" }, codes.InvalidArgument, []string{"model_path"}},
 		{"missing file", func(o *engine.OpenOptions) { o.ModelPath = s.models.Missing }, codes.NotFound, nil},
-		{"negative sequences", func(o *engine.OpenOptions) { o.MaxSequences = -1 }, codes.InvalidArgument, []string{"max_sequences"}},
-		{"negative context", func(o *engine.OpenOptions) { o.MaxContext = -1 }, codes.InvalidArgument, []string{"max_context"}},
-		{"too wide a tree", func(o *engine.OpenOptions) { o.MaxTreeRows = 129 }, codes.InvalidArgument, []string{"max_tree_rows"}},
-		{"negative batch", func(o *engine.OpenOptions) { o.MaxBatchRows = -1 }, codes.InvalidArgument, []string{"max_batch_rows"}},
+		{"negative sequences", func(o *engine.OpenOptions) { o.MaxSequences = -1 }, codes.InvalidArgument,
+			[]string{"max_sequences"}},
+		{"negative context", func(o *engine.OpenOptions) { o.MaxContext = -1 }, codes.InvalidArgument,
+			[]string{"max_context"}},
+		{"too wide a tree", func(o *engine.OpenOptions) { o.MaxTreeRows = 129 }, codes.InvalidArgument,
+			[]string{"max_tree_rows"}},
+		{"negative batch", func(o *engine.OpenOptions) { o.MaxBatchRows = -1 }, codes.InvalidArgument,
+			[]string{"max_batch_rows"}},
 		{"negative top-k", func(o *engine.OpenOptions) { o.MaxTopK = -1 }, codes.InvalidArgument, []string{"max_top_k"}},
-		{"layers backwards", func(o *engine.OpenOptions) { o.LayerFirst, o.LayerLast = 2, 1 }, codes.InvalidArgument, []string{"layer_last", "layer_first"}},
-		{"layers beyond", func(o *engine.OpenOptions) { o.LayerLast = 100000 }, codes.InvalidArgument, []string{"layer_last"}},
+		{"layers backwards", func(o *engine.OpenOptions) { o.LayerFirst, o.LayerLast = 2, 1 }, codes.InvalidArgument,
+			[]string{"layer_last", "layer_first"}},
+		{"layers beyond", func(o *engine.OpenOptions) { o.LayerLast = 100000 }, codes.InvalidArgument,
+			[]string{"layer_last"}},
 		{"cache type", func(o *engine.OpenOptions) { o.KVTypeK = 999 }, codes.Unimplemented, []string{"kv_type"}},
-		{"tiny memory", func(o *engine.OpenOptions) { o.MemoryCapBytes = 1 }, codes.ResourceExhausted, []string{"memory", "cap"}},
+		{"tiny memory", func(o *engine.OpenOptions) { o.MemoryCapBytes = 1 }, codes.ResourceExhausted,
+			[]string{"memory", "cap"}},
 		{"unknown device", func(o *engine.OpenOptions) { o.Device = "abacus:7" }, codes.InvalidArgument, []string{"device"}},
 	}
 	for _, c := range cases {
@@ -68,11 +75,13 @@ func (s *suite) info() {
 		s.Errorf("progress ended at %d of %d", last, total)
 	}
 	i := e.Info()
-	if i.Role != engine.RoleTarget || i.MaxSequences != o.MaxSequences || i.MaxContext != o.MaxContext || i.MaxTreeRows != o.MaxTreeRows ||
+	if i.Role != engine.RoleTarget || i.MaxSequences != o.MaxSequences || i.MaxContext != o.MaxContext ||
+		i.MaxTreeRows != o.MaxTreeRows ||
 		i.MaxBatchRows != o.MaxBatchRows || i.MaxTopK != o.MaxTopK {
 		s.Errorf("limits are not what was asked for: %+v", i)
 	}
-	if i.Arch == "" || i.Backend == "" || i.Device == "" || i.Layers < 1 || i.LayerFirst != 0 || i.LayerLast != i.Layers || i.Hidden < 1 || i.Vocab < 2 {
+	if i.Arch == "" || i.Backend == "" || i.Device == "" || i.Layers < 1 || i.LayerFirst != 0 ||
+		i.LayerLast != i.Layers || i.Hidden < 1 || i.Vocab < 2 {
 		s.Errorf("shape is incomplete: %+v", i)
 	}
 	if i.KVTypeK == engine.KVDefault || i.KVTypeV == engine.KVDefault {

@@ -27,7 +27,8 @@ type Models struct {
 	Missing string
 	// OtherKV is a type of cached keys that the engine has besides its default, for states that must not fit. 0 is F32.
 	OtherKV int32
-	// Scripted says that the engine's text is given: seeds, temperatures and penalties do not move it. Biases and masks do.
+	// Scripted says that the engine's text is given: seeds, temperatures and penalties do not move it. Biases and masks
+	// do.
 	Scripted bool
 }
 
@@ -89,7 +90,8 @@ func Run(t *testing.T, make Constructor) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			opener, models := make(t)
-			c.test(&suite{T: t, ctx: t.Context(), opener: opener, models: models, rng: rand.New(rand.NewPCG(1, uint64(len(c.name))))})
+			c.test(&suite{T: t, ctx: t.Context(), opener: opener, models: models,
+				rng: rand.New(rand.NewPCG(1, uint64(len(c.name))))})
 		})
 	}
 }
@@ -242,7 +244,8 @@ func rowsOf(length int, tree []node, want uint32) []engine.Row {
 		if n.parent >= 0 {
 			position = rows[n.parent].Position + 1
 		}
-		rows[i] = engine.Row{Token: n.token, Position: position, Parent: n.parent, Want: want, TopK: topK, Score: n.token, Mask: -1}
+		rows[i] = engine.Row{Token: n.token, Position: position, Parent: n.parent, Want: want, TopK: topK, Score: n.token,
+			Mask: -1}
 	}
 	return rows
 }

@@ -41,25 +41,34 @@ func (s *suite) atomicErrors() {
 		code codes.Code
 		word string
 	}{
-		{"unknown sequence", func(g *engine.Group, _ []engine.Row) { g.Sequence = 4711 }, codes.NotFound, "groups[1].sequence"},
-		{"a sequence twice", func(g *engine.Group, _ []engine.Row) { g.Sequence = a }, codes.InvalidArgument, "groups[1].sequence"},
+		{"unknown sequence", func(g *engine.Group, _ []engine.Row) { g.Sequence = 4711 }, codes.NotFound,
+			"groups[1].sequence"},
+		{"a sequence twice", func(g *engine.Group, _ []engine.Row) { g.Sequence = a }, codes.InvalidArgument,
+			"groups[1].sequence"},
 		{"nothing pending", func(g *engine.Group, rows []engine.Row) {
 			g.Sequence = idle
 			for i := range rows {
 				rows[i].Position = int32(len(path) + i)
 			}
 		}, codes.FailedPrecondition, "groups[1].n_path"},
-		{"no such pending row", func(g *engine.Group, _ []engine.Row) { g.Path = []int32{path[0], 5} }, codes.InvalidArgument, "groups[1].path[1]"},
+		{"no such pending row", func(g *engine.Group, _ []engine.Row) { g.Path = []int32{path[0], 5} },
+			codes.InvalidArgument, "groups[1].path[1]"},
 		{"features that are not kept", func(g *engine.Group, _ []engine.Row) {
 			g.Kept = engine.KeptRange{Position: int32(len(prompt)) - 1, Rows: 2}
 		}, codes.FailedPrecondition, "groups[1].kept_position"},
 		{"kind", func(g *engine.Group, _ []engine.Row) { g.Kind = 7 }, codes.InvalidArgument, "groups[1].kind"},
-		{"parent", func(_ *engine.Group, rows []engine.Row) { rows[2].Parent = 2 }, codes.InvalidArgument, "groups[1].rows[2].parent"},
-		{"parent in the group before", func(_ *engine.Group, rows []engine.Row) { rows[0].Parent = 0 }, codes.InvalidArgument, "groups[1].rows[0].parent"},
-		{"position without the path", func(_ *engine.Group, rows []engine.Row) { rows[0].Position = int32(len(prompt)) }, codes.InvalidArgument, "groups[1].rows[0].position"},
-		{"token", func(_ *engine.Group, rows []engine.Row) { rows[2].Token = vocab }, codes.InvalidArgument, "groups[1].rows[2].token"},
-		{"want", func(_ *engine.Group, rows []engine.Row) { rows[1].Want = 1 << 20 }, codes.InvalidArgument, "groups[1].rows[1].want"},
-		{"mask", func(_ *engine.Group, rows []engine.Row) { rows[1].Mask = 0 }, codes.InvalidArgument, "groups[1].rows[1].mask"},
+		{"parent", func(_ *engine.Group, rows []engine.Row) { rows[2].Parent = 2 }, codes.InvalidArgument,
+			"groups[1].rows[2].parent"},
+		{"parent in the group before", func(_ *engine.Group, rows []engine.Row) { rows[0].Parent = 0 },
+			codes.InvalidArgument, "groups[1].rows[0].parent"},
+		{"position without the path", func(_ *engine.Group, rows []engine.Row) { rows[0].Position = int32(len(prompt)) },
+			codes.InvalidArgument, "groups[1].rows[0].position"},
+		{"token", func(_ *engine.Group, rows []engine.Row) { rows[2].Token = vocab }, codes.InvalidArgument,
+			"groups[1].rows[2].token"},
+		{"want", func(_ *engine.Group, rows []engine.Row) { rows[1].Want = 1 << 20 }, codes.InvalidArgument,
+			"groups[1].rows[1].want"},
+		{"mask", func(_ *engine.Group, rows []engine.Row) { rows[1].Mask = 0 }, codes.InvalidArgument,
+			"groups[1].rows[1].mask"},
 	} {
 		step := &engine.Step{Features: engine.FeatureRawBF16}
 		add(step, engine.Group{Sequence: a, Path: path, Kept: engine.KeptRange{Position: 1, Rows: 2}, Commit: true},
@@ -217,7 +226,8 @@ func (s *suite) mixes() {
 		for i := range parts {
 			p := &parts[i]
 			for k := range p.rows {
-				s.same(fmt.Sprintf("group %d (%d rows, kind %d, commit %v) in a mix: row %d", i, len(p.tree), p.kind, p.commit, k), p.rows[k], rows[i][k])
+				s.same(fmt.Sprintf("group %d (%d rows, kind %d, commit %v) in a mix: row %d", i, len(p.tree), p.kind, p.commit, k),
+					p.rows[k], rows[i][k])
 			}
 			if p.read != read[i] {
 				s.Errorf("group %d: kept features differ in a mix", i)

@@ -49,7 +49,8 @@ func (k *keeper) plain(q engine.Sequence, want uint32, tokens ...int32) {
 	}
 }
 
-// keptFeatures: features that are read later are those at once, for every number of rows, and only those of committed rows.
+// keptFeatures: features that are read later are those at once, for every number of rows, and only those of committed
+// rows.
 func (s *suite) keptFeatures() {
 	for _, enc := range []engine.FeatureEncoding{engine.FeatureRawF32, engine.FeatureFusedBF16} {
 		e := s.target()
@@ -114,10 +115,12 @@ func (k *keeper) run() {
 	add(step, engine.Group{Sequence: q, Kept: engine.KeptRange{Position: last - 1, Rows: 2}},
 		rowsOf(k.length(e, q), chain(prompt[:2]), engine.WantFeatures))
 	k.ok(e.Step(k.ctx, step, &r))
-	if len(r.Features) != 6*k.width || !slices.Equal(r.Features[:k.width], third) || !slices.Equal(r.Features[k.width:3*k.width], now[(size-2)*k.width:]) {
+	if len(r.Features) != 6*k.width || !slices.Equal(r.Features[:k.width], third) ||
+		!slices.Equal(r.Features[k.width:3*k.width], now[(size-2)*k.width:]) {
 		k.Errorf("%d bytes of features, or not those of kept rows first", len(r.Features))
 	}
-	if alone := k.featuresOf(e, q, chain(prompt[:2]), k.enc); !slices.Equal(r.Features[3*k.width:4*k.width], rowsOfOther) || !slices.Equal(r.Features[4*k.width:], alone) {
+	if alone := k.featuresOf(e, q, chain(prompt[:2]), k.enc); !slices.Equal(r.Features[3*k.width:4*k.width],
+		rowsOfOther) || !slices.Equal(r.Features[4*k.width:], alone) {
 		k.Error("features of rows differ beside kept ones")
 	}
 

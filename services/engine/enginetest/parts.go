@@ -112,7 +112,8 @@ func (s *suite) parts() {
 	s.refused("layout of nothing", err, codes.NotFound, "snapshot")
 	_, err = e.ReadSnapshot(s.ctx, 4711, engine.Part{}, make([]byte, 1))
 	s.refused("bytes of nothing", err, codes.NotFound, "snapshot")
-	s.refused("bytes for nothing", e.WriteSnapshot(s.ctx, 4711, engine.Part{}, make([]byte, 1), 0), codes.NotFound, "snapshot")
+	s.refused("bytes for nothing", e.WriteSnapshot(s.ctx, 4711, engine.Part{}, make([]byte, 1), 0), codes.NotFound,
+		"snapshot")
 	s.refused("end of nothing", e.FinishSnapshot(s.ctx, 4711), codes.NotFound, "snapshot")
 }
 
@@ -179,7 +180,8 @@ func (s *suite) partsDamaged() {
 		at engine.Part
 		n  uint64
 	}{
-		{engine.Part{Page: -2}, 1}, {engine.Part{Page: l.Pages}, l.BlockBytes}, {engine.Part{Page: 0, Offset: 1}, l.BlockBytes},
+		{engine.Part{Page: -2}, 1}, {engine.Part{Page: l.Pages}, l.BlockBytes},
+		{engine.Part{Page: 0, Offset: 1}, l.BlockBytes},
 		{engine.Part{Page: 0, Offset: l.PageBytes}, l.BlockBytes}, {engine.Part{Page: 0}, l.BlockBytes - 1},
 		{engine.Part{Page: engine.PartState, Offset: l.StateBytes}, 1}, {engine.Part{Page: engine.PartState}, 0},
 	} {

@@ -12,13 +12,15 @@ import (
 	"github.com/tandem-inference/tandem/services/engine/host"
 )
 
-// Plugged returns an opener whose engines are those of inner behind the plugin's client and server, on a connection in memory.
+// Plugged returns an opener whose engines are those of inner behind the plugin's client and server, on a connection in
+// memory.
 func Plugged(inner engine.Opener) engine.Opener { return plugged{inner} }
 
 type plugged struct{ inner engine.Opener }
 
 // OpenTarget implements engine.Opener, as do the methods below.
-func (p plugged) OpenTarget(ctx context.Context, o engine.OpenOptions, progress engine.Progress) (engine.Target, error) {
+func (p plugged) OpenTarget(ctx context.Context, o engine.OpenOptions,
+	progress engine.Progress) (engine.Target, error) {
 	e, err := openPlugged(ctx, p, o, progress, host.OpenTarget)
 	if err != nil {
 		return nil, err
@@ -36,7 +38,8 @@ func (p plugged) OpenDraft(ctx context.Context, o engine.OpenOptions, progress e
 }
 
 // OpenScorer opens a scorer.
-func (p plugged) OpenScorer(ctx context.Context, o engine.OpenOptions, progress engine.Progress) (engine.Scorer, error) {
+func (p plugged) OpenScorer(ctx context.Context, o engine.OpenOptions,
+	progress engine.Progress) (engine.Scorer, error) {
 	e, err := openPlugged(ctx, p, o, progress, host.OpenScorer)
 	if err != nil {
 		return nil, err
@@ -45,17 +48,22 @@ func (p plugged) OpenScorer(ctx context.Context, o engine.OpenOptions, progress 
 }
 
 // remoteOpen is host.OpenTarget, host.OpenDraft or host.OpenScorer.
-type remoteOpen[E any] func(context.Context, grpc.ClientConnInterface, engine.OpenOptions, engine.Progress, func() error) (E, error)
+type remoteOpen[E any] func(context.Context, grpc.ClientConnInterface, engine.OpenOptions, engine.Progress,
+	func() error) (E, error)
 
-func openPlugged[E any](ctx context.Context, p plugged, o engine.OpenOptions, progress engine.Progress, open remoteOpen[E]) (e E, err error) {
+func openPlugged[E any](ctx context.Context, p plugged, o engine.OpenOptions, progress engine.Progress,
+	open remoteOpen[E]) (e E, err error) {
 	listener := bufconn.Listen(1 << 20)
 	server := host.NewServer(p.inner)
 	g := grpc.NewServer(host.ServerOptions(nil)...)
 	server.Register(g)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = g.Serve(listener) }()
-	conn, err := grpc.NewClient("passthrough:///engine", append(host.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))...)
+	conn, err := grpc.NewClient("passthrough:///engine", append(host.DialOptions(),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return listener.DialContext(ctx)
+		}))...)
 	stop := func() error {
 		if conn != nil {
 			_ = conn.Close()

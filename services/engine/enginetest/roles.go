@@ -84,7 +84,8 @@ func (s *suite) fusedFeatures() {
 	s.ok(e.LoadFuse(s.ctx, s.models.Draft))
 	i, d := e.Info(), s.draftEngine().Info()
 	if i.FeatureFused != d.FeatureFused || !slices.Equal(i.CaptureLayers, d.CaptureLayers) {
-		s.Fatalf("target captures %v, %d values; draft wants %v, %d", i.CaptureLayers, i.FeatureFused, d.CaptureLayers, d.FeatureFused)
+		s.Fatalf("target captures %v, %d values; draft wants %v, %d", i.CaptureLayers, i.FeatureFused, d.CaptureLayers,
+			d.FeatureFused)
 	}
 	q := s.sequence(e)
 	s.feed(e, q, s.tokens(e, 9), 0)
@@ -134,7 +135,8 @@ func (s *suite) fuse() {
 			s.ok(e.Step(s.ctx, step, r))
 			return r.Features
 		}
-		raw := engine.RawFeatures{Rows: rows, Kind: kind, Encoding: engine.FeatureRawF32, Data: features(engine.FeatureRawF32)}
+		raw := engine.RawFeatures{Rows: rows, Kind: kind, Encoding: engine.FeatureRawF32,
+			Data: features(engine.FeatureRawF32)}
 		for _, enc := range []engine.FeatureEncoding{engine.FeatureFusedF32, engine.FeatureFusedBF16} {
 			got, err := e.Fuse(s.ctx, raw, enc)
 			s.ok(err)
@@ -265,7 +267,8 @@ func (s *suite) draft() {
 	rowBytes := 2 * i.FeatureFused
 	a, b := s.sequence(e), s.sequence(e)
 	part := func(q engine.Sequence, from, to int) engine.FeatureRows {
-		return engine.FeatureRows{Sequence: q, Position: int32(from), Rows: int32(to - from), Encoding: engine.FeatureFusedBF16, Data: data[from*rowBytes : to*rowBytes]}
+		return engine.FeatureRows{Sequence: q, Position: int32(from), Rows: int32(to - from),
+			Encoding: engine.FeatureFusedBF16, Data: data[from*rowBytes : to*rowBytes]}
 	}
 	ask := func(q engine.Sequence) engine.DraftRequest {
 		return engine.DraftRequest{Sequence: q, Token: 3, Position: rows, Block: int32(i.BlockSize), TopK: 4, Temperature: 1}
@@ -275,8 +278,10 @@ func (s *suite) draft() {
 	if n := s.length(e, a); n != rows {
 		s.Errorf("length %d after %d rows", n, rows)
 	}
-	if whole.Stride != topK || whole.Positions != i.BlockSize-1 || len(whole.IDs) != whole.Positions*topK || len(whole.Logprobs) != len(whole.IDs) {
-		s.Fatalf("stride %d, %d positions, %d ids, %d logprobs", whole.Stride, whole.Positions, len(whole.IDs), len(whole.Logprobs))
+	if whole.Stride != topK || whole.Positions != i.BlockSize-1 || len(whole.IDs) != whole.Positions*topK ||
+		len(whole.Logprobs) != len(whole.IDs) {
+		s.Fatalf("stride %d, %d positions, %d ids, %d logprobs", whole.Stride, whole.Positions, len(whole.IDs),
+			len(whole.Logprobs))
 	}
 	if whole.AppendNanos <= 0 || whole.AppendNanos > whole.EngineNanos {
 		s.Errorf("appending took %d ns of %d", whole.AppendNanos, whole.EngineNanos)
@@ -313,13 +318,16 @@ func (s *suite) draft() {
 	s.ok(e.Propose(s.ctx, nil, []engine.DraftRequest{ask(a), ask(b)}, &both))
 	n := len(whole.IDs)
 	for k := range 2 {
-		sameDraft(s, "one of two requests", &whole, &engine.DraftResult{IDs: both.IDs[k*n:][:n], Logprobs: both.Logprobs[k*n:][:n]})
+		sameDraft(s, "one of two requests", &whole, &engine.DraftResult{IDs: both.IDs[k*n:][:n],
+			Logprobs: both.Logprobs[k*n:][:n]})
 	}
 	if i.BlockSize > 2 {
 		small := ask(a)
 		small.Block = 2
 		s.ok(e.Propose(s.ctx, nil, []engine.DraftRequest{small}, &parts))
-		if parts.Positions != i.BlockSize-1 || slices.ContainsFunc(parts.IDs[topK:], func(id int32) bool { return id != -1 }) {
+		if parts.Positions != i.BlockSize-1 || slices.ContainsFunc(parts.IDs[topK:], func(id int32) bool {
+			return id != -1
+		}) {
 			s.Errorf("a block of 2 gives %v", parts.IDs)
 		}
 	}
@@ -355,8 +363,8 @@ func (s *suite) draft() {
 	}
 }
 
-// draftAppends: pieces of several sequences in one call give the bits of single calls, and one that is refused leaves all
-// sequences as they were.
+// draftAppends: pieces of several sequences in one call give the bits of single calls, and one that is refused leaves
+// all sequences as they were.
 func (s *suite) draftAppends() {
 	e := s.draftEngine()
 	i := e.Info()
@@ -364,8 +372,9 @@ func (s *suite) draftAppends() {
 	rowBytes := 2 * i.FeatureFused
 	data := [2][]byte{s.randomFeatures(i.FeatureFused, rows), s.randomFeatures(i.FeatureFused, rows)}
 	part := func(q engine.Sequence, of, from, to int) engine.FeatureRows {
-		return engine.FeatureRows{Sequence: q, Position: int32(from), Rows: int32(to - from), Encoding: engine.FeatureFusedBF16,
-			Data: data[of][from*rowBytes : to*rowBytes]}
+		return engine.FeatureRows{Sequence: q, Position: int32(from), Rows: int32(to - from),
+			Encoding: engine.FeatureFusedBF16,
+			Data:     data[of][from*rowBytes : to*rowBytes]}
 	}
 	var r engine.DraftResult
 	var joint, alone [2]engine.Sequence
@@ -396,7 +405,8 @@ func (s *suite) draftAppends() {
 			q engine.Sequence
 			r *engine.DraftResult
 		}{{joint[k], &a}, {alone[k], &b}} {
-			s.ok(e.Propose(s.ctx, nil, []engine.DraftRequest{{Sequence: c.q, Token: 3, Position: n, Block: int32(i.BlockSize), TopK: 4, Temperature: 1}}, c.r))
+			s.ok(e.Propose(s.ctx, nil, []engine.DraftRequest{{Sequence: c.q, Token: 3, Position: n, Block: int32(i.BlockSize),
+				TopK: 4, Temperature: 1}}, c.r))
 		}
 		sameDraft(s, "appended together", &a, &b)
 	}
@@ -413,7 +423,8 @@ func (s *suite) draftErrors() {
 	e := s.draftEngine()
 	i := e.Info()
 	q := s.sequence(e)
-	good := engine.FeatureRows{Sequence: q, Rows: 2, Encoding: engine.FeatureFusedBF16, Data: s.randomFeatures(i.FeatureFused, 2)}
+	good := engine.FeatureRows{Sequence: q, Rows: 2, Encoding: engine.FeatureFusedBF16,
+		Data: s.randomFeatures(i.FeatureFused, 2)}
 	var r engine.DraftResult
 	s.ok(e.Propose(s.ctx, []engine.FeatureRows{good}, nil, &r))
 	for _, c := range []struct {
@@ -444,7 +455,8 @@ func (s *suite) draftErrors() {
 		word string
 	}{
 		{"block 1", func(d *engine.DraftRequest) { d.Block = 1 }, codes.InvalidArgument, "block"},
-		{"block too large", func(d *engine.DraftRequest) { d.Block = int32(i.BlockSize + 1) }, codes.InvalidArgument, "block"},
+		{"block too large", func(d *engine.DraftRequest) { d.Block = int32(i.BlockSize + 1) }, codes.InvalidArgument,
+			"block"},
 		{"top-k 0", func(d *engine.DraftRequest) { d.TopK = 0 }, codes.InvalidArgument, "top_k"},
 		{"top-k too large", func(d *engine.DraftRequest) { d.TopK = topK + 1 }, codes.InvalidArgument, "top_k"},
 		{"token", func(d *engine.DraftRequest) { d.Token = int32(i.Vocab) }, codes.InvalidArgument, "token"},
@@ -497,7 +509,9 @@ func (s *suite) scorePrompts() {
 		}
 	}
 	wrong := append(slices.Clone(prompts), engine.Prompt{IDs: prompts[0].IDs})
-	_, err = e.Score(s.ctx, wrong, false, func(done, of uint64) { s.Errorf("%d of %d of refused prompts are scored", done, of) })
+	_, err = e.Score(s.ctx, wrong, false, func(done, of uint64) {
+		s.Errorf("%d of %d of refused prompts are scored", done, of)
+	})
 	s.refused("no query rows", err, codes.InvalidArgument, "prompts[3]")
 	_, err = e.Score(s.ctx, nil, false, nil)
 	s.refused("no prompts", err, codes.InvalidArgument, "prompts")
@@ -610,7 +624,8 @@ func (s *suite) cancelPrefill() {
 	before := s.probe(e, q)
 	for i := range 8 {
 		ctx, cancel := context.WithTimeout(s.ctx, time.Duration(i+1)*400*time.Microsecond)
-		step := one(engine.Group{Sequence: q, Kind: engine.KindPrompt, Commit: true}, rowsOf(5, chain(s.tokens(e, batchRows-3)), 0))
+		step := one(engine.Group{Sequence: q, Kind: engine.KindPrompt, Commit: true},
+			rowsOf(5, chain(s.tokens(e, batchRows-3)), 0))
 		add(step, pending(other), rowsOf(7, chain([]int32{1, 2, 3}), 0))
 		err := e.Step(ctx, step, &engine.StepResult{})
 		cancel()

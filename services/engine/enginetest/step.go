@@ -22,33 +22,49 @@ func (s *suite) stepErrors() {
 		code  codes.Code
 		words []string
 	}{
-		{"unknown sequence", func(p *engine.Step) { p.Groups[0].Sequence = 4711 }, codes.NotFound, []string{"groups[0].sequence"}},
-		{"token too large", func(p *engine.Step) { p.Rows[1].Token = vocab }, codes.InvalidArgument, []string{"groups[0].rows[1].token"}},
+		{"unknown sequence", func(p *engine.Step) { p.Groups[0].Sequence = 4711 }, codes.NotFound,
+			[]string{"groups[0].sequence"}},
+		{"token too large", func(p *engine.Step) { p.Rows[1].Token = vocab }, codes.InvalidArgument,
+			[]string{"groups[0].rows[1].token"}},
 		{"token negative", func(p *engine.Step) { p.Rows[1].Token = -1 }, codes.InvalidArgument, []string{"token"}},
-		{"position too low", func(p *engine.Step) { p.Rows[0].Position = 3 }, codes.InvalidArgument, []string{"groups[0].rows[0].position"}},
+		{"position too low", func(p *engine.Step) { p.Rows[0].Position = 3 }, codes.InvalidArgument,
+			[]string{"groups[0].rows[0].position"}},
 		{"position too high", func(p *engine.Step) { p.Rows[1].Position = 6 }, codes.InvalidArgument, []string{"position"}},
-		{"parent itself", func(p *engine.Step) { p.Rows[1].Parent = 1 }, codes.InvalidArgument, []string{"groups[0].rows[1].parent"}},
+		{"parent itself", func(p *engine.Step) { p.Rows[1].Parent = 1 }, codes.InvalidArgument,
+			[]string{"groups[0].rows[1].parent"}},
 		{"parent later", func(p *engine.Step) { p.Rows[0].Parent = 1 }, codes.InvalidArgument, []string{"parent"}},
 		{"parent -2", func(p *engine.Step) { p.Rows[0].Parent = -2 }, codes.InvalidArgument, []string{"parent"}},
 		{"no groups", func(p *engine.Step) { p.Groups = nil }, codes.InvalidArgument, []string{"groups"}},
 		{"rows of no group", func(p *engine.Step) { p.Groups[0].Rows = 1 }, codes.InvalidArgument, []string{"n_rows"}},
-		{"more rows than there are", func(p *engine.Step) { p.Groups[0].Rows = 3 }, codes.InvalidArgument, []string{"n_rows"}},
+		{"more rows than there are", func(p *engine.Step) { p.Groups[0].Rows = 3 }, codes.InvalidArgument,
+			[]string{"n_rows"}},
 		{"negative rows", func(p *engine.Step) { p.Groups[0].Rows = -1 }, codes.InvalidArgument, []string{"n_rows"}},
-		{"unknown kind", func(p *engine.Step) { p.Groups[0].Kind, p.Groups[0].Commit = 2, true }, codes.InvalidArgument, []string{"groups[0].kind"}},
-		{"prompt rows that stay pending", func(p *engine.Step) { p.Groups[0].Kind = engine.KindPrompt }, codes.InvalidArgument, []string{"groups[0]"}},
+		{"unknown kind", func(p *engine.Step) { p.Groups[0].Kind, p.Groups[0].Commit = 2, true }, codes.InvalidArgument,
+			[]string{"groups[0].kind"}},
+		{"prompt rows that stay pending", func(p *engine.Step) { p.Groups[0].Kind = engine.KindPrompt },
+			codes.InvalidArgument, []string{"groups[0]"}},
 		{"nothing to commit", func(p *engine.Step) {
 			p.Groups[0].Rows, p.Groups[0].Commit, p.Rows = 0, true, nil
 		}, codes.InvalidArgument, []string{"groups[0]"}},
-		{"unknown want", func(p *engine.Step) { p.Rows[0].Want = 1 << 12 }, codes.InvalidArgument, []string{"groups[0].rows[0].want"}},
-		{"top-k 0", func(p *engine.Step) { p.Rows[0].Want, p.Rows[0].TopK = engine.WantTop, 0 }, codes.InvalidArgument, []string{"groups[0].rows[0].top_k"}},
-		{"top-k too large", func(p *engine.Step) { p.Rows[0].Want, p.Rows[0].TopK = engine.WantTop, topK+1 }, codes.InvalidArgument, []string{"top_k"}},
-		{"score outside", func(p *engine.Step) { p.Rows[0].Want, p.Rows[0].Score = engine.WantScore, vocab }, codes.InvalidArgument, []string{"groups[0].rows[0].score"}},
-		{"mask without masks", func(p *engine.Step) { p.Rows[0].Want, p.Rows[0].Mask = engine.WantToken, 0 }, codes.InvalidArgument, []string{"groups[0].rows[0].mask"}},
-		{"hidden rows at layer 0", func(p *engine.Step) { p.HiddenIn = make([]byte, 8*e.Info().Hidden) }, codes.InvalidArgument, []string{"hidden_in"}},
+		{"unknown want", func(p *engine.Step) { p.Rows[0].Want = 1 << 12 }, codes.InvalidArgument,
+			[]string{"groups[0].rows[0].want"}},
+		{"top-k 0", func(p *engine.Step) { p.Rows[0].Want, p.Rows[0].TopK = engine.WantTop, 0 }, codes.InvalidArgument,
+			[]string{"groups[0].rows[0].top_k"}},
+		{"top-k too large", func(p *engine.Step) { p.Rows[0].Want, p.Rows[0].TopK = engine.WantTop, topK+1 },
+			codes.InvalidArgument, []string{"top_k"}},
+		{"score outside", func(p *engine.Step) { p.Rows[0].Want, p.Rows[0].Score = engine.WantScore, vocab },
+			codes.InvalidArgument, []string{"groups[0].rows[0].score"}},
+		{"mask without masks", func(p *engine.Step) { p.Rows[0].Want, p.Rows[0].Mask = engine.WantToken, 0 },
+			codes.InvalidArgument, []string{"groups[0].rows[0].mask"}},
+		{"hidden rows at layer 0", func(p *engine.Step) { p.HiddenIn = make([]byte, 8*e.Info().Hidden) },
+			codes.InvalidArgument, []string{"hidden_in"}},
 		{"features without capture", func(p *engine.Step) {
 			p.Rows[0].Want, p.Features = engine.WantFeatures, engine.FeatureRawBF16
 		}, codes.FailedPrecondition, nil},
-		{"branch in a committing group", func(p *engine.Step) { p.Groups[0].Commit, p.Rows[1].Parent, p.Rows[1].Position = true, -1, 4 }, codes.InvalidArgument, []string{"groups[0].rows[1].parent"}},
+		{"branch in a committing group", func(p *engine.Step) {
+			p.Groups[0].Commit, p.Rows[1].Parent,
+				p.Rows[1].Position = true, -1, 4
+		}, codes.InvalidArgument, []string{"groups[0].rows[1].parent"}},
 	} {
 		step := one(pending(q), rowsOf(4, chain([]int32{1, 2}), 0))
 		c.edit(step)
@@ -66,8 +82,10 @@ func (s *suite) stepErrors() {
 	}
 	r := &engine.StepResult{}
 	s.ok(e.Step(s.ctx, one(pending(q), wide(treeRows)), r))
-	s.refused("too wide a tree", e.Step(s.ctx, one(pending(q), wide(treeRows+1)), r), codes.InvalidArgument, "groups[0].n_rows")
-	for name, kind := range map[string]engine.GroupKind{"too long a prompt piece": engine.KindPrompt, "too many decode rows": engine.KindDecode} {
+	s.refused("too wide a tree", e.Step(s.ctx, one(pending(q), wide(treeRows+1)), r), codes.InvalidArgument,
+		"groups[0].n_rows")
+	for name, kind := range map[string]engine.GroupKind{"too long a prompt piece": engine.KindPrompt,
+		"too many decode rows": engine.KindDecode} {
 		long := one(engine.Group{Sequence: q, Kind: kind, Commit: true}, rowsOf(4, chain(s.tokens(e, batchRows+1)), 0))
 		s.refused(name, e.Step(s.ctx, long, r), codes.InvalidArgument, "max_batch_rows")
 	}
@@ -89,8 +107,9 @@ func (s *suite) outputs() {
 	r := &engine.StepResult{}
 	s.ok(e.Step(s.ctx, one(pending(q), rows), r))
 	vocab := e.Info().Vocab
-	if len(r.Tokens) != 7 || len(r.Logprobs) != 7 || len(r.Scores) != 7 || r.TopStride < topK || len(r.TopIDs) != 7*r.TopStride ||
-		len(r.TopLogprobs) != 7*r.TopStride || len(r.Logits) != 5*vocab || len(r.Features) != 0 {
+	if len(r.Tokens) != 7 || len(r.Logprobs) != 7 || len(r.Scores) != 7 || r.TopStride < topK ||
+		len(r.TopIDs) != 7*r.TopStride || len(r.TopLogprobs) != 7*r.TopStride || len(r.Logits) != 5*vocab ||
+		len(r.Features) != 0 {
 		s.Fatalf("sizes: %d tokens, %d logprobs, %d scores, stride %d, %d top, %d logits", len(r.Tokens), len(r.Logprobs), len(r.Scores), r.TopStride, len(r.TopIDs), len(r.Logits))
 	}
 	if r.Tokens[2] != -1 || r.Tokens[4] != -1 {
@@ -179,7 +198,8 @@ func (s *suite) batchInvariance() {
 				alone = append(alone, node{tree[at].token, int32(k) - 1})
 			}
 			c := s.step(e, q, alone, want)
-			s.same(fmt.Sprintf("row %d of %d against a chain of %d", i, size, len(alone)), rowBits(r, i, size), rowBits(c, len(alone)-1, len(alone)))
+			s.same(fmt.Sprintf("row %d of %d against a chain of %d", i, size, len(alone)), rowBits(r, i, size),
+				rowBits(c, len(alone)-1, len(alone)))
 		}
 	}
 	// Committed row by row, on a copy of the state.

@@ -12,8 +12,8 @@ import (
 	"github.com/tandem-inference/tandem/services/racetest"
 )
 
-// stepCases are the two ends of the decode loop: a plain token, and a tree of 23 rows with 92,160 bytes of features, nine
-// fused rows of the 27B model (here: as many bytes in rows of another width).
+// stepCases are the two ends of the decode loop: a plain token, and a tree of 23 rows with 92,160 bytes of features,
+// nine fused rows of the 27B model (here: as many bytes in rows of another width).
 func stepCases() map[string]*engine.Step {
 	row := func(i int, want uint32) engine.Row {
 		return engine.Row{Token: int32(i % 50), Position: 8 + int32(i), Parent: int32(i) - 1, Want: want, Mask: -1}

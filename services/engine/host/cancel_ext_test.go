@@ -68,7 +68,8 @@ func TestCancelRunningStep(t *testing.T) {
 
 // TestWaitingCallerGivesUp: the turn is somebody else's, for an hour.
 func TestWaitingCallerGivesUp(t *testing.T) {
-	e, err := (&wired{t, enginefake.New(enginefake.Options{StepDelay: time.Hour})}).OpenTarget(t.Context(), enginetest.TargetOptions(), nil)
+	e, err := (&wired{t, enginefake.New(enginefake.Options{StepDelay: time.Hour})}).OpenTarget(t.Context(),
+		enginetest.TargetOptions(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +104,8 @@ func TestInterruptOvertakesRequest(t *testing.T) {
 	conn, stop := serve(t, host.NewServer(enginefake.New(enginefake.Options{StepDelay: time.Hour})))
 	defer stop()
 	client := enginev1.NewEngineServiceClient(conn)
-	opening, err := client.Open(t.Context(), &enginev1.OpenRequest{Role: 1, ModelPath: "m", MaxSequences: 1, KvTypeK: -1, KvTypeV: -1})
+	opening, err := client.Open(t.Context(), &enginev1.OpenRequest{Role: 1, ModelPath: "m", MaxSequences: 1, KvTypeK: -1,
+		KvTypeV: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +125,8 @@ func TestInterruptOvertakesRequest(t *testing.T) {
 	// A step without rows first, so that the stream is attached; request messages are the generated ones here.
 	request := func(id uint64, sequence int32, kind enginev1.GroupKind, rows ...*enginev1.Row) *enginev1.StepRequest {
 		group := &enginev1.Group{Sequence: sequence, Rows: int32(len(rows)), Kind: kind}
-		return &enginev1.StepRequest{Id: id, Groups: []*enginev1.Group{group}, Rows: rows, Hidden: enginev1.HiddenEncoding_HIDDEN_ENCODING_F32}
+		return &enginev1.StepRequest{Id: id, Groups: []*enginev1.Group{group}, Rows: rows,
+			Hidden: enginev1.HiddenEncoding_HIDDEN_ENCODING_F32}
 	}
 	const decode = enginev1.GroupKind_GROUP_KIND_DECODE
 	answer := func(m *enginev1.StepRequest) *enginev1.StepResponse {
@@ -143,7 +146,8 @@ func TestInterruptOvertakesRequest(t *testing.T) {
 	if _, err := client.Interrupt(t.Context(), &enginev1.InterruptRequest{Id: 2}); err != nil {
 		t.Fatal(err)
 	}
-	if r := answer(request(2, q.Sequence, decode, &enginev1.Row{Parent: -1, Mask: -1})); codes.Code(r.Failure.GetCode()) != codes.Canceled {
+	plain := &enginev1.Row{Parent: -1, Mask: -1}
+	if r := answer(request(2, q.Sequence, decode, plain)); codes.Code(r.Failure.GetCode()) != codes.Canceled {
 		t.Fatal(r)
 	}
 	if r := answer(request(3, q.Sequence, decode)); r.Failure != nil {
@@ -152,12 +156,13 @@ func TestInterruptOvertakesRequest(t *testing.T) {
 	if r := answer(request(4, 99, decode, &enginev1.Row{Parent: -1, Mask: -1})); r.Failure.GetReason() != "NOT_FOUND" {
 		t.Fatal(r)
 	}
-	if r := answer(request(5, q.Sequence, decode, &enginev1.Row{Token: -4, Parent: -1, Mask: -1})); r.Failure.GetField() != "groups[0].rows[0].token" {
+	wrong := &enginev1.Row{Token: -4, Parent: -1, Mask: -1}
+	if r := answer(request(5, q.Sequence, decode, wrong)); r.Failure.GetField() != "groups[0].rows[0].token" {
 		t.Fatal(r)
 	}
 	// A kind is never assumed.
 	unstated := enginev1.GroupKind_GROUP_KIND_UNSPECIFIED
-	if r := answer(request(5, q.Sequence, unstated, &enginev1.Row{Parent: -1, Mask: -1})); r.Failure.GetField() != "groups[0].kind" {
+	if r := answer(request(5, q.Sequence, unstated, plain)); r.Failure.GetField() != "groups[0].kind" {
 		t.Fatal(r)
 	}
 	// Other streams have requests of their own, so many and no more.
@@ -167,7 +172,8 @@ func TestInterruptOvertakesRequest(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := again.Send(request(6, q.Sequence, decode)); err != nil && err != io.EOF { // EOF: it was refused before, and Recv knows why
+		// EOF: it was refused before, and Recv knows why
+		if err := again.Send(request(6, q.Sequence, decode)); err != nil && err != io.EOF {
 			t.Fatal(err)
 		}
 		if _, refused = again.Recv(); refused != nil {
@@ -179,15 +185,16 @@ func TestInterruptOvertakesRequest(t *testing.T) {
 	}
 }
 
-// TestServerFreesForCancelledCalls: a client that cancels a call which makes a handle leaves none behind, though it does not
-// wait for the answer.
+// TestServerFreesForCancelledCalls: a client that cancels a call which makes a handle leaves none behind, though it
+// does not wait for the answer.
 func TestServerFreesForCancelledCalls(t *testing.T) {
 	awaits := enginetest.Awaits{Hold: testwait.Limit} // what is cancelled after its answer is for guards
 	fake := enginefake.New(enginefake.Options{})
 	conn, stop := serve(t, host.NewServer(awaits.Wrap(fake, "engine")))
 	defer stop()
 	client := enginev1.NewEngineServiceClient(conn)
-	opening, err := client.Open(t.Context(), &enginev1.OpenRequest{Role: 1, ModelPath: "m", MaxSequences: 2, KvTypeK: -1, KvTypeV: -1})
+	opening, err := client.Open(t.Context(), &enginev1.OpenRequest{Role: 1, ModelPath: "m", MaxSequences: 2, KvTypeK: -1,
+		KvTypeV: -1})
 	for err == nil {
 		_, err = opening.Recv()
 	}

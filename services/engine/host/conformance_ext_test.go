@@ -60,11 +60,14 @@ func serve(t testing.TB, s *host.Server) (*grpc.ClientConn, func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := grpc.NewServer(host.ServerOptions(func(method string, v any, stack []byte) { t.Errorf("panic in %s: %v\n%s", method, v, stack) })...)
+	g := grpc.NewServer(host.ServerOptions(func(method string, v any, stack []byte) {
+		t.Errorf("panic in %s: %v\n%s", method, v, stack)
+	})...)
 	s.Register(g)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = g.Serve(l) }()
-	conn, err := grpc.NewClient("unix:"+l.Addr().String(), append(host.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+	conn, err := grpc.NewClient("unix:"+l.Addr().String(),
+		append(host.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,17 +15,19 @@ import (
 	"github.com/tandem-inference/tandem/services/testwait"
 )
 
-// TestStoppedProcess: an engine process that is stopped is killed and replaced, at work or idle; its callers are told why.
+// TestStoppedProcess: an engine process that is stopped is killed and replaced, at work or idle; its callers are told
+// why.
 func TestStoppedProcess(t *testing.T) {
 	for _, working := range []bool{true, false} {
 		h := newHost(t, "pinged")
 		h.SetHangLimit(300 * time.Millisecond)
 		down := make(chan host.Event, 4)
-		s := host.NewSupervisor(h.OpenTarget, enginetest.TargetOptions(), host.RestartConfig{Backoff: time.Millisecond, OnEvent: func(e host.Event) {
-			if e.Kind == host.EngineDown {
-				down <- e
-			}
-		}})
+		s := host.NewSupervisor(h.OpenTarget, enginetest.TargetOptions(),
+			host.RestartConfig{Backoff: time.Millisecond, OnEvent: func(e host.Event) {
+				if e.Kind == host.EngineDown {
+					down <- e
+				}
+			}})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() {
@@ -42,7 +44,9 @@ func TestStoppedProcess(t *testing.T) {
 		}
 		p := e.(*host.TargetProcess)
 		// A process that has never answered has more time. It is asked a second time after its first answer has come.
-		testwait.Until(t, "the process has answered", func() bool { return strings.Count(strings.Join(p.Stderr(), " "), "pinged") >= 2 })
+		testwait.Until(t, "the process has answered", func() bool {
+			return strings.Count(strings.Join(p.Stderr(), " "), "pinged") >= 2
+		})
 		start := time.Now()
 		if err := syscall.Kill(p.PID(), syscall.SIGSTOP); err != nil {
 			t.Fatal(err)

@@ -1,5 +1,6 @@
-// Package host runs engines as processes of their own, by go-plugin over a unix socket: Host starts and watches a process,
-// Supervisor restarts it, Remote is the engine in the worker, and Server is its other end in the engine program.
+// Package host runs engines as processes of their own, by go-plugin over a unix socket: Host starts and watches a
+// process, Supervisor restarts it, Remote is the engine in the worker, and Server is its other end in the engine
+// program.
 package host
 
 import (
@@ -40,8 +41,8 @@ type HostConfig struct {
 	Logger hclog.Logger
 	// StartTimeout until the handshake, 0 = 30 s. Loading the model has no limit but the context of Open.
 	StartTimeout time.Duration
-	// HangLimit is how long a process may show no sign of life before it is killed, see procwatch; 0 = its default, negative =
-	// for ever.
+	// HangLimit is how long a process may show no sign of life before it is killed, see procwatch; 0 = its default,
+	// negative = for ever.
 	HangLimit time.Duration
 	// StderrLines is how many of the last lines are kept for the post-mortem, 0 = 40.
 	StderrLines int

@@ -76,7 +76,8 @@ func TestMain(m *testing.M) {
 	_ = server.Shutdown()
 }
 
-// pinged opens targets that write a line when their handles are listed, as a host does to see whether a process answers.
+// pinged opens targets that write a line when their handles are listed, as a host does to see whether a process
+// answers.
 type pinged struct {
 	engine.Opener
 	to io.Writer
@@ -231,7 +232,8 @@ func (e *events) String() string {
 
 func TestSupervisorRestarts(t *testing.T) {
 	var seen events
-	s := host.NewSupervisor(newHost(t, "fake").OpenTarget, enginetest.TargetOptions(), host.RestartConfig{Budget: 2, Backoff: time.Millisecond, OnEvent: seen.add})
+	s := host.NewSupervisor(newHost(t, "fake").OpenTarget, enginetest.TargetOptions(),
+		host.RestartConfig{Budget: 2, Backoff: time.Millisecond, OnEvent: seen.add})
 	result := make(chan error, 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -267,11 +269,12 @@ func TestSupervisorRestarts(t *testing.T) {
 // TestLastWords: what a process wrote before it ended is told whole, though the loss shows sooner by its broken stream.
 func TestLastWords(t *testing.T) {
 	down := make(chan host.Event, 1)
-	s := host.NewSupervisor(newHost(t, "last-words").OpenTarget, enginetest.TargetOptions(), host.RestartConfig{Backoff: time.Hour, MaxBackoff: time.Hour, OnEvent: func(e host.Event) {
-		if e.Kind == host.EngineDown {
-			down <- e
-		}
-	}})
+	s := host.NewSupervisor(newHost(t, "last-words").OpenTarget, enginetest.TargetOptions(),
+		host.RestartConfig{Backoff: time.Hour, MaxBackoff: time.Hour, OnEvent: func(e host.Event) {
+			if e.Kind == host.EngineDown {
+				down <- e
+			}
+		}})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
@@ -293,7 +296,8 @@ func TestLastWords(t *testing.T) {
 	if err := e.Step(t.Context(), enginetest.OneRow(q), &engine.StepResult{}); !errors.Is(err, rpcerr.EngineLost) {
 		t.Errorf("step: %v", err)
 	}
-	if lines := testwait.For(t, down, "an event of the engine's end").Stderr; len(lines) == 0 || lines[len(lines)-1] != "that was all" {
+	if lines := testwait.For(t, down, "an event of the engine's end").Stderr; len(lines) == 0 ||
+		lines[len(lines)-1] != "that was all" {
 		t.Errorf("stderr: %q", lines)
 	}
 }
@@ -301,7 +305,8 @@ func TestLastWords(t *testing.T) {
 func TestSupervisorStops(t *testing.T) {
 	f := enginefake.New(enginefake.Options{FailAfterSteps: 2})
 	var seen events
-	s := host.NewSupervisor(f.OpenTarget, enginetest.TargetOptions(), host.RestartConfig{Backoff: time.Millisecond, OnEvent: seen.add})
+	s := host.NewSupervisor(f.OpenTarget, enginetest.TargetOptions(),
+		host.RestartConfig{Backoff: time.Millisecond, OnEvent: seen.add})
 	ctx, cancel := context.WithCancel(t.Context())
 	result := make(chan error, 1)
 	go func() { result <- s.Run(ctx) }()
@@ -337,7 +342,8 @@ func TestSupervisorStops(t *testing.T) {
 	// A model that is not there is not tried again.
 	o := enginetest.TargetOptions()
 	o.ModelPath = "missing"
-	if err := host.NewSupervisor(f.OpenTarget, o, host.RestartConfig{}).Run(t.Context()); rpcerr.Code(err) != codes.NotFound {
+	err = host.NewSupervisor(f.OpenTarget, o, host.RestartConfig{}).Run(t.Context())
+	if rpcerr.Code(err) != codes.NotFound {
 		t.Error(err)
 	}
 }

@@ -114,7 +114,8 @@ func (l *loop[Q, A]) another() (*line[Q, A], error) {
 	return n, nil
 }
 
-// round sends the request of a line and waits for its answer, also after ctx has ended: then the engine is asked to hurry.
+// round sends the request of a line and waits for its answer, also after ctx has ended: then the engine is asked to
+// hurry.
 func (l *loop[Q, A]) round(ctx context.Context, n *line[Q, A]) error {
 	r := l.r
 	if err := r.alive(); err != nil {

@@ -17,8 +17,8 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
-// RemoteTarget, RemoteDraft and RemoteScorer are engines behind a connection: clients of a Server. The connection was made
-// with DialOptions.
+// RemoteTarget, RemoteDraft and RemoteScorer are engines behind a connection: clients of a Server. The connection was
+// made with DialOptions.
 type (
 	RemoteTarget struct {
 		*Remote

@@ -18,7 +18,8 @@ func (c *targetCalls) DescribeSnapshot(ctx context.Context, p engine.Snapshot) (
 }
 
 // ReadSnapshot asks for one message of bytes.
-func (c *targetCalls) ReadSnapshot(ctx context.Context, p engine.Snapshot, at engine.Part, data []byte) (uint32, error) {
+func (c *targetCalls) ReadSnapshot(ctx context.Context, p engine.Snapshot, at engine.Part,
+	data []byte) (uint32, error) {
 	m, err := c.client.ReadSnapshot(ctx, &enginev1.ReadSnapshotRequest{
 		Snapshot: int32(p), Page: int32(at.Page), OffsetBytes: at.Offset, Bytes: uint64(len(data)),
 	})
@@ -46,7 +47,8 @@ func (c *targetCalls) BeginSnapshot(
 }
 
 // WriteSnapshot sends one message of bytes.
-func (c *targetCalls) WriteSnapshot(ctx context.Context, p engine.Snapshot, at engine.Part, data []byte, crc uint32) error {
+func (c *targetCalls) WriteSnapshot(ctx context.Context, p engine.Snapshot, at engine.Part, data []byte,
+	crc uint32) error {
 	_, err := c.client.WriteSnapshot(ctx, &enginev1.WriteSnapshotRequest{
 		Snapshot: int32(p), Page: int32(at.Page), OffsetBytes: at.Offset, Crc: crc, Data: data,
 	})

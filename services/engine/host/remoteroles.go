@@ -33,7 +33,8 @@ func newTargetCalls(r *Remote, conn grpc.ClientConnInterface) (targetCalls, erro
 
 // SetSampler implements Target.
 func (c *targetCalls) SetSampler(ctx context.Context, s engine.Sequence, sampler engine.Sampler) error {
-	_, err := c.client.SetSampler(ctx, &enginev1.SetSamplerRequest{Sequence: int32(s), Sampler: engine.SamplerToProto(sampler)})
+	_, err := c.client.SetSampler(ctx, &enginev1.SetSamplerRequest{Sequence: int32(s),
+		Sampler: engine.SamplerToProto(sampler)})
 	return c.r.translate(err)
 }
 
@@ -72,9 +73,11 @@ func (c *targetCalls) LoadFuse(ctx context.Context, path string) error {
 }
 
 // Fuse implements Target.
-func (c *targetCalls) Fuse(ctx context.Context, raw engine.RawFeatures, encoding engine.FeatureEncoding) ([]byte, error) {
+func (c *targetCalls) Fuse(ctx context.Context, raw engine.RawFeatures,
+	encoding engine.FeatureEncoding) ([]byte, error) {
 	m, err := c.client.Fuse(ctx, &enginev1.FuseRequest{
-		Rows: raw.Rows, Kind: enginev1.GroupKind(raw.Kind + 1), RawEncoding: raw.Encoding, FusedEncoding: encoding, Raw: raw.Data,
+		Rows: raw.Rows, Kind: enginev1.GroupKind(raw.Kind + 1), RawEncoding: raw.Encoding, FusedEncoding: encoding,
+		Raw: raw.Data,
 	})
 	if err != nil {
 		return nil, c.r.translate(err)
@@ -120,7 +123,8 @@ type scorerCalls struct {
 }
 
 // Score implements Scorer.
-func (c *scorerCalls) Score(ctx context.Context, prompts []engine.Prompt, rotated bool, progress engine.Progress) ([][]float32, error) {
+func (c *scorerCalls) Score(ctx context.Context, prompts []engine.Prompt, rotated bool,
+	progress engine.Progress) ([][]float32, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // frees the stream when we leave before its end
 	req := &enginev1.ScoreRequest{Rotated: rotated}

@@ -84,7 +84,8 @@ func TestWrongRole(t *testing.T) {
 	}
 	conn, stop := serve(t, host.NewServer(enginefake.New(enginefake.Options{})))
 	defer stop()
-	opening, err := enginev1.NewEngineServiceClient(conn).Open(t.Context(), &enginev1.OpenRequest{ModelPath: "m", MaxSequences: 1})
+	opening, err := enginev1.NewEngineServiceClient(conn).Open(t.Context(),
+		&enginev1.OpenRequest{ModelPath: "m", MaxSequences: 1})
 	for err == nil {
 		_, err = opening.Recv()
 	}

@@ -38,7 +38,8 @@ type Server struct {
 	earlyAt int
 }
 
-// moreStreams is how many streams of a decode loop there may be beyond the lines of one client: each keeps memory for its requests.
+// moreStreams is how many streams of a decode loop there may be beyond the lines of one client: each keeps memory for
+// its requests.
 const moreStreams = 8
 
 // NewServer returns a Server that opens its engine with opener when it is asked to.
@@ -58,7 +59,8 @@ func (s *Server) Register(g grpc.ServiceRegistrar) {
 // ServerOptions are the gRPC options that a Server needs. onPanic may be nil.
 func ServerOptions(onPanic rpcerr.PanicHandler) []grpc.ServerOption {
 	options := append(tensorwire.ServerOptions(), rpcerr.ServerOptions(onPanic)...)
-	return append(options, grpc.ChainStreamInterceptor(shmstream.ServerInterceptor(tensorwire.MaxMessageBytes, loopMethods...)))
+	return append(options, grpc.ChainStreamInterceptor(shmstream.ServerInterceptor(tensorwire.MaxMessageBytes,
+		loopMethods...)))
 }
 
 // DialOptions are the gRPC options of its clients, without credentials.
@@ -100,7 +102,8 @@ func as[E engine.Engine](s *Server) (E, error) {
 	}
 	r, ok := e.(E)
 	if !ok {
-		return r, rpcerr.FailedPrecondition("role: the engine is a %s, which does not have this call", roleNames[e.Info().Role])
+		return r, rpcerr.FailedPrecondition("role: the engine is a %s, which does not have this call",
+			roleNames[e.Info().Role])
 	}
 	return r, nil
 }
@@ -131,7 +134,8 @@ func (s *Server) Open(req *enginev1.OpenRequest, stream grpc.ServerStreamingServ
 	return stream.Send(&enginev1.OpenResponse{Info: infoToProto(e.Info())})
 }
 
-func (s *Server) openAs(ctx context.Context, role engine.Role, o engine.OpenOptions, p engine.Progress) (engine.Engine, error) {
+func (s *Server) openAs(ctx context.Context, role engine.Role, o engine.OpenOptions,
+	p engine.Progress) (engine.Engine, error) {
 	switch role {
 	case engine.RoleTarget:
 		return s.opener.OpenTarget(ctx, o, p)

@@ -45,7 +45,8 @@ func (s *Server) GetMemory(ctx context.Context, _ *enginev1.GetMemoryRequest) (*
 }
 
 // CreateSequence makes a sequence.
-func (s *Server) CreateSequence(ctx context.Context, _ *enginev1.CreateSequenceRequest) (*enginev1.CreateSequenceResponse, error) {
+func (s *Server) CreateSequence(ctx context.Context,
+	_ *enginev1.CreateSequenceRequest) (*enginev1.CreateSequenceResponse, error) {
 	e, err := as[engine.Sequences](s)
 	if err != nil {
 		return nil, err
@@ -58,7 +59,8 @@ func (s *Server) CreateSequence(ctx context.Context, _ *enginev1.CreateSequenceR
 }
 
 // ForkSequence makes a sequence of another one.
-func (s *Server) ForkSequence(ctx context.Context, req *enginev1.ForkSequenceRequest) (*enginev1.ForkSequenceResponse, error) {
+func (s *Server) ForkSequence(ctx context.Context,
+	req *enginev1.ForkSequenceRequest) (*enginev1.ForkSequenceResponse, error) {
 	e, err := as[engine.Sequences](s)
 	if err != nil {
 		return nil, err
@@ -70,9 +72,9 @@ func (s *Server) ForkSequence(ctx context.Context, req *enginev1.ForkSequenceReq
 	return &enginev1.ForkSequenceResponse{Sequence: int32(id)}, err
 }
 
-// abandon frees what was made for a call that was cancelled meanwhile: its caller will not learn the handle. It returns the
-// error of the call. The engine outlives its calls, so there is no time limit: as long as the engine works, free comes to
-// its turn.
+// abandon frees what was made for a call that was cancelled meanwhile: its caller will not learn the handle. It returns
+// the error of the call. The engine outlives its calls, so there is no time limit: as long as the engine works, free
+// comes to its turn.
 func abandon(ctx context.Context, free func(context.Context) error) error {
 	if err := free(context.WithoutCancel(ctx)); err != nil {
 		return rpcerr.Internal("free what a cancelled call has made: %v", err)
@@ -81,7 +83,8 @@ func abandon(ctx context.Context, free func(context.Context) error) error {
 }
 
 // ListHandles lists sequences and snapshots.
-func (s *Server) ListHandles(ctx context.Context, _ *enginev1.ListHandlesRequest) (*enginev1.ListHandlesResponse, error) {
+func (s *Server) ListHandles(ctx context.Context,
+	_ *enginev1.ListHandlesRequest) (*enginev1.ListHandlesResponse, error) {
 	e, err := s.open()
 	if err != nil {
 		return nil, err
@@ -91,7 +94,8 @@ func (s *Server) ListHandles(ctx context.Context, _ *enginev1.ListHandlesRequest
 }
 
 // FreeSequence frees a sequence.
-func (s *Server) FreeSequence(ctx context.Context, req *enginev1.FreeSequenceRequest) (*enginev1.FreeSequenceResponse, error) {
+func (s *Server) FreeSequence(ctx context.Context,
+	req *enginev1.FreeSequenceRequest) (*enginev1.FreeSequenceResponse, error) {
 	e, err := as[engine.Sequences](s)
 	if err != nil {
 		return nil, err
@@ -100,7 +104,8 @@ func (s *Server) FreeSequence(ctx context.Context, req *enginev1.FreeSequenceReq
 }
 
 // GetSequenceLength counts positions.
-func (s *Server) GetSequenceLength(ctx context.Context, req *enginev1.GetSequenceLengthRequest) (*enginev1.GetSequenceLengthResponse, error) {
+func (s *Server) GetSequenceLength(ctx context.Context,
+	req *enginev1.GetSequenceLengthRequest) (*enginev1.GetSequenceLengthResponse, error) {
 	e, err := as[engine.Sequences](s)
 	if err != nil {
 		return nil, err
@@ -110,7 +115,8 @@ func (s *Server) GetSequenceLength(ctx context.Context, req *enginev1.GetSequenc
 }
 
 // TruncateSequence goes back.
-func (s *Server) TruncateSequence(ctx context.Context, req *enginev1.TruncateSequenceRequest) (*enginev1.TruncateSequenceResponse, error) {
+func (s *Server) TruncateSequence(ctx context.Context,
+	req *enginev1.TruncateSequenceRequest) (*enginev1.TruncateSequenceResponse, error) {
 	e, err := as[engine.Sequences](s)
 	if err != nil {
 		return nil, err
@@ -119,16 +125,19 @@ func (s *Server) TruncateSequence(ctx context.Context, req *enginev1.TruncateSeq
 }
 
 // SetSampler sets a sampler.
-func (s *Server) SetSampler(ctx context.Context, req *enginev1.SetSamplerRequest) (*enginev1.SetSamplerResponse, error) {
+func (s *Server) SetSampler(ctx context.Context,
+	req *enginev1.SetSamplerRequest) (*enginev1.SetSamplerResponse, error) {
 	e, err := as[engine.Target](s)
 	if err != nil {
 		return nil, err
 	}
-	return &enginev1.SetSamplerResponse{}, e.SetSampler(ctx, engine.Sequence(req.Sequence), engine.SamplerFromProto(req.Sampler))
+	return &enginev1.SetSamplerResponse{}, e.SetSampler(ctx, engine.Sequence(req.Sequence),
+		engine.SamplerFromProto(req.Sampler))
 }
 
 // CreateSnapshot keeps a state.
-func (s *Server) CreateSnapshot(ctx context.Context, req *enginev1.CreateSnapshotRequest) (*enginev1.CreateSnapshotResponse, error) {
+func (s *Server) CreateSnapshot(ctx context.Context,
+	req *enginev1.CreateSnapshotRequest) (*enginev1.CreateSnapshotResponse, error) {
 	e, err := as[engine.Sequences](s)
 	if err != nil {
 		return nil, err
@@ -141,16 +150,19 @@ func (s *Server) CreateSnapshot(ctx context.Context, req *enginev1.CreateSnapsho
 }
 
 // RestoreSnapshot puts a state back.
-func (s *Server) RestoreSnapshot(ctx context.Context, req *enginev1.RestoreSnapshotRequest) (*enginev1.RestoreSnapshotResponse, error) {
+func (s *Server) RestoreSnapshot(ctx context.Context,
+	req *enginev1.RestoreSnapshotRequest) (*enginev1.RestoreSnapshotResponse, error) {
 	e, err := as[engine.Sequences](s)
 	if err != nil {
 		return nil, err
 	}
-	return &enginev1.RestoreSnapshotResponse{}, e.RestoreSnapshot(ctx, engine.Snapshot(req.Snapshot), engine.Sequence(req.Sequence))
+	return &enginev1.RestoreSnapshotResponse{}, e.RestoreSnapshot(ctx, engine.Snapshot(req.Snapshot),
+		engine.Sequence(req.Sequence))
 }
 
 // DemoteSnapshot makes room in the pool.
-func (s *Server) DemoteSnapshot(ctx context.Context, req *enginev1.DemoteSnapshotRequest) (*enginev1.DemoteSnapshotResponse, error) {
+func (s *Server) DemoteSnapshot(ctx context.Context,
+	req *enginev1.DemoteSnapshotRequest) (*enginev1.DemoteSnapshotResponse, error) {
 	e, err := as[engine.Sequences](s)
 	if err != nil {
 		return nil, err
@@ -159,7 +171,8 @@ func (s *Server) DemoteSnapshot(ctx context.Context, req *enginev1.DemoteSnapsho
 }
 
 // FreeSnapshot forgets a state.
-func (s *Server) FreeSnapshot(ctx context.Context, req *enginev1.FreeSnapshotRequest) (*enginev1.FreeSnapshotResponse, error) {
+func (s *Server) FreeSnapshot(ctx context.Context,
+	req *enginev1.FreeSnapshotRequest) (*enginev1.FreeSnapshotResponse, error) {
 	e, err := as[engine.Sequences](s)
 	if err != nil {
 		return nil, err
@@ -168,7 +181,8 @@ func (s *Server) FreeSnapshot(ctx context.Context, req *enginev1.FreeSnapshotReq
 }
 
 // ExportSequence sends a state in chunks.
-func (s *Server) ExportSequence(req *enginev1.ExportSequenceRequest, stream grpc.ServerStreamingServer[enginev1.ExportSequenceResponse]) error {
+func (s *Server) ExportSequence(req *enginev1.ExportSequenceRequest,
+	stream grpc.ServerStreamingServer[enginev1.ExportSequenceResponse]) error {
 	e, err := as[engine.Sequences](s)
 	if err != nil {
 		return err
@@ -233,7 +247,8 @@ func (s *Server) ImportSequence(stream grpc.ClientStreamingServer[enginev1.Impor
 }
 
 // SetCapture chooses layers.
-func (s *Server) SetCapture(ctx context.Context, req *enginev1.SetCaptureRequest) (*enginev1.SetCaptureResponse, error) {
+func (s *Server) SetCapture(ctx context.Context,
+	req *enginev1.SetCaptureRequest) (*enginev1.SetCaptureResponse, error) {
 	e, err := as[engine.Target](s)
 	if err != nil {
 		return nil, err

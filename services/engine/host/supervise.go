@@ -15,7 +15,8 @@ type RestartConfig struct {
 	// Budget is the number of restarts within Window; one more and the supervisor fails. 0 = 5 within 10 minutes.
 	Budget int
 	Window time.Duration
-	// Backoff before the first restart, doubled for each further one within the window, up to MaxBackoff. 0 = 100 ms, 10 s.
+	// Backoff before the first restart, doubled for each further one within the window, up to MaxBackoff. 0 = 100 ms, 10
+	// s.
 	Backoff, MaxBackoff time.Duration
 	// Progress of loading, for every opening; may be nil.
 	Progress engine.Progress
@@ -42,8 +43,8 @@ type Event struct {
 	Restarts   int // within the window
 }
 
-// Supervisor keeps an engine open: it opens it again when it is lost. Callers take the current engine with Engine, remember
-// its generation, and start over when a call fails with ENGINE_LOST or the generation has changed.
+// Supervisor keeps an engine open: it opens it again when it is lost. Callers take the current engine with Engine,
+// remember its generation, and start over when a call fails with ENGINE_LOST or the generation has changed.
 type Supervisor[E engine.Engine] struct {
 	open    engine.Open[E]
 	options engine.OpenOptions
@@ -134,8 +135,8 @@ func (s *Supervisor[E]) change() {
 	s.changed = make(chan struct{})
 }
 
-// Run opens the engine and keeps it open until ctx ends; then it closes it and returns nil. It returns an error when the
-// first opening fails, when a later one fails for a reason that a restart cannot cure, or when the budget is spent.
+// Run opens the engine and keeps it open until ctx ends; then it closes it and returns nil. It returns an error when
+// the first opening fails, when a later one fails for a reason that a restart cannot cure, or when the budget is spent.
 func (s *Supervisor[E]) Run(ctx context.Context) (err error) {
 	defer func() {
 		final := err
@@ -178,8 +179,10 @@ func (s *Supervisor[E]) Run(ctx context.Context) (err error) {
 		restarts = append(restarts, now)
 		down.Restarts = len(restarts)
 		if len(restarts) > s.cfg.Budget {
-			err := rpcerr.EngineLost.With("the engine was lost %d times within %v", len(restarts), s.cfg.Window).WithCause(down.Err)
-			s.tell(Event{Kind: EngineFailed, Generation: down.Generation, Err: err, Stderr: down.Stderr, Restarts: down.Restarts})
+			err := rpcerr.EngineLost.With("the engine was lost %d times within %v", len(restarts),
+				s.cfg.Window).WithCause(down.Err)
+			s.tell(Event{Kind: EngineFailed, Generation: down.Generation, Err: err, Stderr: down.Stderr,
+				Restarts: down.Restarts})
 			return err
 		}
 		s.tell(down)
@@ -210,7 +213,8 @@ func (s *Supervisor[E]) outlive(ctx context.Context, e E) error {
 
 // curable tells failures to open that may pass: the process died, or the device was busy.
 func curable(err error) bool {
-	return errors.Is(err, rpcerr.AnyUnavailable) || errors.Is(err, rpcerr.AnyInternal) || errors.Is(err, rpcerr.AnyResourceExhausted)
+	return errors.Is(err, rpcerr.AnyUnavailable) || errors.Is(err, rpcerr.AnyInternal) ||
+		errors.Is(err, rpcerr.AnyResourceExhausted)
 }
 
 func (s *Supervisor[E]) tell(e Event) {

@@ -15,7 +15,8 @@ func BenchmarkWire(b *testing.B) {
 	step := &engine.Step{Features: engine.FeatureRawBF16}
 	result := &engine.StepResult{Features: make([]byte, 92160)}
 	for i := range int32(23) {
-		step.Rows = append(step.Rows, engine.Row{Token: 1000 + i*977, Position: 4000 + i, Parent: i - 1, Want: engine.WantToken, Mask: -1})
+		step.Rows = append(step.Rows, engine.Row{Token: 1000 + i*977, Position: 4000 + i, Parent: i - 1,
+			Want: engine.WantToken, Mask: -1})
 		result.Tokens = append(result.Tokens, 1000+i*977)
 		result.Logprobs = append(result.Logprobs, -float32(i)/7)
 	}

@@ -1,5 +1,5 @@
-// Package wire holds the messages of an engine's decode loops, as the codec of generated.go writes and reads them: from and
-// into the values of package engine, whose memory is used again. Their shape is given by options in
+// Package wire holds the messages of an engine's decode loops, as the codec of generated.go writes and reads them: from
+// and into the values of package engine, whose memory is used again. Their shape is given by options in
 // proto/tandem/engine/v1/engine.proto; on the wire they are the ordinary protobuf of that file.
 package wire
 

@@ -83,11 +83,15 @@ func kinds() map[string]kind {
 	return map[string]kind{
 		"step request": {randomStepRequest, func() tensorwire.Message { return &StepRequest{Step: &engine.Step{}} },
 			func() proto.Message { return &enginev1.StepRequest{} }},
-		"step response": {randomStepResponse, func() tensorwire.Message { return &StepResponse{Result: &engine.StepResult{}} },
+		"step response": {randomStepResponse, func() tensorwire.Message {
+			return &StepResponse{Result: &engine.StepResult{}}
+		},
 			func() proto.Message { return &enginev1.StepResponse{} }},
 		"propose request": {randomProposeRequest, func() tensorwire.Message { return &ProposeRequest{} },
 			func() proto.Message { return &enginev1.ProposeRequest{} }},
-		"propose response": {randomProposeResponse, func() tensorwire.Message { return &ProposeResponse{Result: &engine.DraftResult{}} },
+		"propose response": {randomProposeResponse, func() tensorwire.Message {
+			return &ProposeResponse{Result: &engine.DraftResult{}}
+		},
 			func() proto.Message { return &enginev1.ProposeResponse{} }},
 	}
 }
@@ -100,12 +104,14 @@ func randomStepRequest(r *rand.Rand) (tensorwire.Message, proto.Message) {
 	p := &enginev1.StepRequest{Id: m.ID, NMasks: int32(s.NMasks), Features: s.Features,
 		MaskWords: uint32(len(s.Masks)), HiddenBytes: uint32(len(s.HiddenIn)), Hidden: enginev1.HiddenEncoding(s.Hidden + 1)}
 	for range r.IntN(3) {
-		g := engine.Group{Sequence: engine.Sequence(number(r)), Rows: int(number(r)), Kind: engine.GroupKind(r.IntN(4)) - 1, Commit: r.IntN(2) == 0, Path: ints(r, r.IntN(5))}
+		g := engine.Group{Sequence: engine.Sequence(number(r)), Rows: int(number(r)), Kind: engine.GroupKind(r.IntN(4)) - 1,
+			Commit: r.IntN(2) == 0, Path: ints(r, r.IntN(5))}
 		if r.IntN(2) == 0 {
 			g.Kept = engine.KeptRange{Position: number(r), Rows: number(r)}
 		}
 		s.Groups = append(s.Groups, g)
-		p.Groups = append(p.Groups, &enginev1.Group{Sequence: int32(g.Sequence), Rows: int32(g.Rows), Kind: enginev1.GroupKind(int32(g.Kind + 1)),
+		p.Groups = append(p.Groups, &enginev1.Group{Sequence: int32(g.Sequence), Rows: int32(g.Rows),
+			Kind:   enginev1.GroupKind(int32(g.Kind + 1)),
 			Commit: g.Commit, Path: g.Path, KeptPosition: g.Kept.Position, KeptRows: g.Kept.Rows})
 	}
 	for range r.IntN(6) {
@@ -131,11 +137,13 @@ func randomProposeRequest(r *rand.Rand) (tensorwire.Message, proto.Message) {
 		p.Payload = append(p.Payload, f.Data...)
 	}
 	for range r.IntN(3) {
-		d := engine.DraftRequest{Sequence: engine.Sequence(number(r)), Token: number(r), Position: number(r), Block: number(r),
-			TopK: number(r), Temperature: float(r)}
+		d := engine.DraftRequest{Sequence: engine.Sequence(number(r)), Token: number(r), Position: number(r),
+			Block: number(r),
+			TopK:  number(r), Temperature: float(r)}
 		m.Requests = append(m.Requests, d)
-		p.Requests = append(p.Requests, &enginev1.DraftRequest{Sequence: int32(d.Sequence), Token: d.Token, Position: d.Position,
-			Block: d.Block, TopK: d.TopK, Temperature: d.Temperature})
+		p.Requests = append(p.Requests, &enginev1.DraftRequest{Sequence: int32(d.Sequence), Token: d.Token,
+			Position: d.Position,
+			Block:    d.Block, TopK: d.TopK, Temperature: d.Temperature})
 	}
 	return m, p
 }
@@ -151,8 +159,10 @@ func failed(r *rand.Rand) (*Failure, *enginev1.Failure) {
 
 func randomStepResponse(r *rand.Rand) (tensorwire.Message, proto.Message) {
 	n, stride := r.IntN(4), r.IntN(4)
-	s := &engine.StepResult{Tokens: ints(r, n), Logprobs: floats(r, n), Scores: floats(r, n), TopStride: stride, TopIDs: ints(r, n*stride),
-		TopLogprobs: floats(r, n*stride), Logits: floats(r, r.IntN(2)*700), Features: someBytes(r, r.IntN(2)*r.IntN(5000)), HiddenOut: someBytes(r, r.IntN(2)*300)}
+	s := &engine.StepResult{Tokens: ints(r, n), Logprobs: floats(r, n), Scores: floats(r, n), TopStride: stride,
+		TopIDs:      ints(r, n*stride),
+		TopLogprobs: floats(r, n*stride), Logits: floats(r, r.IntN(2)*700), Features: someBytes(r, r.IntN(2)*r.IntN(5000)),
+		HiddenOut: someBytes(r, r.IntN(2)*300)}
 	m := &StepResponse{Response{ID: r.Uint64(), Nanos: int64(number(r))}, s}
 	p := &enginev1.StepResponse{Id: m.ID, EngineNanos: m.Nanos, Tokens: s.Tokens, Logprobs: s.Logprobs, Scores: s.Scores,
 		TopStride: int32(stride), TopIds: s.TopIDs, TopLogprobs: s.TopLogprobs, FeatureBytes: uint32(len(s.Features)),
@@ -163,9 +173,11 @@ func randomStepResponse(r *rand.Rand) (tensorwire.Message, proto.Message) {
 }
 
 func randomProposeResponse(r *rand.Rand) (tensorwire.Message, proto.Message) {
-	d := &engine.DraftResult{Stride: r.IntN(5), Positions: r.IntN(16), IDs: ints(r, r.IntN(20)), Logprobs: floats(r, r.IntN(20)), AppendNanos: int64(number(r))}
+	d := &engine.DraftResult{Stride: r.IntN(5), Positions: r.IntN(16), IDs: ints(r, r.IntN(20)),
+		Logprobs: floats(r, r.IntN(20)), AppendNanos: int64(number(r))}
 	m := &ProposeResponse{Response{ID: r.Uint64(), Nanos: int64(number(r))}, d}
-	p := &enginev1.ProposeResponse{Id: m.ID, EngineNanos: m.Nanos, Stride: int32(d.Stride), Positions: int32(d.Positions), Ids: d.IDs,
+	p := &enginev1.ProposeResponse{Id: m.ID, EngineNanos: m.Nanos, Stride: int32(d.Stride), Positions: int32(d.Positions),
+		Ids:      d.IDs,
 		Logprobs: d.Logprobs, AppendNanos: d.AppendNanos}
 	m.Failure, p.Failure = failed(r)
 	return m, p
@@ -256,7 +268,8 @@ func TestStepResponseRefusesWrongSizes(t *testing.T) {
 		"missing": {FeatureBytes: 4},
 		"short":   {FeatureBytes: 4, Payload: []byte{1}},
 		"long":    {LogitValues: 1, Payload: make([]byte, 5)},
-		"huge":    {FeatureBytes: math.MaxUint32, HiddenBytes: math.MaxUint32, LogitValues: math.MaxUint32, Payload: make([]byte, 5)},
+		"huge": {FeatureBytes: math.MaxUint32, HiddenBytes: math.MaxUint32, LogitValues: math.MaxUint32,
+			Payload: make([]byte, 5)},
 	} {
 		wire, err := proto.Marshal(p)
 		if err != nil {
@@ -281,15 +294,18 @@ func TestMessagesAllocateNothing(t *testing.T) {
 	c := tensorwire.NewCodec()
 	features := make([]engine.FeatureRows, 6)
 	for i := range features {
-		features[i] = engine.FeatureRows{Sequence: engine.Sequence(i), Rows: 2, Encoding: engine.FeatureFusedBF16, Data: make([]byte, 4096+i)}
+		features[i] = engine.FeatureRows{Sequence: engine.Sequence(i), Rows: 2, Encoding: engine.FeatureFusedBF16,
+			Data: make([]byte, 4096+i)}
 	}
-	step := &engine.Step{Masks: make([]uint32, 700), NMasks: 1, Groups: []engine.Group{{Sequence: 1, Rows: 2, Path: []int32{0, 1}}}, Rows: make([]engine.Row, 2)}
+	step := &engine.Step{Masks: make([]uint32, 700), NMasks: 1,
+		Groups: []engine.Group{{Sequence: 1, Rows: 2, Path: []int32{0, 1}}}, Rows: make([]engine.Row, 2)}
 	result := &engine.StepResult{Tokens: make([]int32, 23), Features: make([]byte, 92160), Logits: make([]float32, 1000)}
 	for name, m := range map[string]struct{ write, read tensorwire.Message }{
 		"step":    {&StepRequest{Request{1}, step}, &StepRequest{Step: &engine.Step{}}},
 		"propose": {&ProposeRequest{Request{1}, features, make([]engine.DraftRequest, 6)}, &ProposeRequest{}},
 		"result":  {&StepResponse{Response{ID: 1}, result}, &StepResponse{Result: &engine.StepResult{}}},
-		"draft": {&ProposeResponse{Response{ID: 1}, &engine.DraftResult{IDs: make([]int32, 90), Logprobs: make([]float32, 90)}},
+		"draft": {&ProposeResponse{Response{ID: 1}, &engine.DraftResult{IDs: make([]int32, 90),
+			Logprobs: make([]float32, 90)}},
 			&ProposeResponse{Result: &engine.DraftResult{}}},
 	} {
 		write := func() {
@@ -319,7 +335,8 @@ func TestMessagesAllocateNothing(t *testing.T) {
 	}
 }
 
-// TestRequestsRefuse: an error names message and field, and what a request announces costs no more memory than it has bytes.
+// TestRequestsRefuse: an error names message and field, and what a request announces costs no more memory than it has
+// bytes.
 func TestRequestsRefuse(t *testing.T) {
 	greedy := &enginev1.ProposeRequest{}
 	for range 5000 {

@@ -23,6 +23,8 @@
 //	            ├─ reuse      what the prefix cache gives to a prompt and gets from it
 //	            └─ output     tokens and log-probabilities for the caller
 //
+// A step that the engine has no memory for may preempt another request, or this one (park.go, package preempt).
+//
 // Exactness after failover: tokens committed before are replayed as chains through the same steps that decoding uses,
 // not as prefill, because prefill may use other kernels; and a prompt is cut where its tokens say (package piece).
 package decode

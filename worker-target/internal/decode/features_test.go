@@ -174,6 +174,7 @@ func featuresOf(t *testing.T, e engine.Target, tokens []int32) (all []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer func() { _ = e.FreeSequence(t.Context(), seq) }()
 	for at := 0; at < len(tokens); {
 		n := min(e.Info().MaxTreeRows, len(tokens)-at)
 		step := &engine.Step{Groups: []engine.Group{{Sequence: seq, Rows: n, Commit: true}}, Features: engine.FeatureRawBF16}

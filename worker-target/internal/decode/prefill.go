@@ -4,11 +4,8 @@ import (
 	"context"
 	"time"
 
-	"google.golang.org/grpc/codes"
-
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engine"
-	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/constrain"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/output"
 	"github.com/tandem-inference/tandem/worker-target/internal/piece"
@@ -22,7 +19,7 @@ func (s *Slot) prefill(ctx context.Context) error {
 	var scores []*tandemv1.PositionLogprobs
 	for at := s.seq.Length(); at < len(prompt); at = s.seq.Length() {
 		first, end := s.cuts.Next(at, len(prompt))
-		tokens := prompt[at:min(at+rows, end)]
+		tokens := prompt[at:s.reading.Stop(at, min(at+rows, end))]
 		n, err := s.runKnown(ctx, s.kind(end-first), tokens, func(i int, row *engine.Row) (bool, error) {
 			switch p := at + i; {
 			case p+1 == len(prompt) && s.req.Max > 0:
@@ -43,7 +40,12 @@ func (s *Slot) prefill(ctx context.Context) error {
 			}
 		}
 		s.reuse.Read(s.seq.ID(), s.seq.Length())
+		if at := s.seq.Length(); s.reading.Wanted(at) {
+			s.reuse.Share(s.seq.ID(), at)
+			s.reading.Stored(at)
+		}
 	}
+	s.reading.End()
 	s.stats.Prefill = time.Since(start)
 	s.stats.SavedTokens = s.reuse.Saved()
 	return s.out.Prefilled(output.Prefill{
@@ -138,12 +140,20 @@ func (s *Slot) choose(row *engine.Row, node int) error {
 	return err
 }
 
-// runStep runs the step that was put together. What the engine refuses for want of memory is tried again as long as there
-// is a stored state to give up: a step that is refused has changed nothing.
+// runStep runs the step that was put together. What the engine refuses for want of memory is tried again once there is
+// room: a step that is refused has changed nothing.
 func (s *Slot) runStep(ctx context.Context, commit bool) error {
 	s.seq.SetMasks(s.constraint.Masks())
+	if s.member.Asked() {
+		if err := s.yield(ctx); err != nil {
+			return err
+		}
+	}
 	err := s.seq.Run(ctx, commit)
-	for rpcerr.Code(err) == codes.ResourceExhausted && s.reuse.Relieve() {
+	for refused(err) {
+		if err := s.makeRoom(ctx, err); err != nil {
+			return err
+		}
 		err = s.seq.Run(ctx, commit)
 	}
 	if err != nil {
@@ -162,5 +172,5 @@ func (s *Slot) first(ctx context.Context) (tandemv1.FinishReason, error) {
 			return reason, err
 		}
 	}
-	return reason, s.out.Flush()
+	return reason, s.flush(ctx)
 }

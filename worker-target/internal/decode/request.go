@@ -27,6 +27,8 @@ type Request struct {
 	PromptLogprobs bool
 	Constraint     *constraint.Constraint // nil = anything may be chosen
 	Reuse          reuse.Request
+	Priority       int   // the higher, the later it gives up its memory for others
+	Place          Place // nil = the request keeps its slot and its memory also while its client does not read
 	Arrived        time.Time
 }
 
@@ -54,6 +56,8 @@ type Stats struct {
 	Steps         int // verify steps, plain ones included
 	Plain         int // steps without a tree
 	Verify        time.Duration
+	Preemptions   int // times that the request gave up its memory for others
+	ReadAgain     int // tokens that it read again after that
 	speculate.Stats
 }
 

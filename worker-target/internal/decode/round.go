@@ -37,7 +37,7 @@ func (s *Slot) round(ctx context.Context) (tandemv1.FinishReason, error) {
 		err = s.ask(ctx)
 	}
 	// What the round has chosen is handed over whatever became of the question.
-	if lost := s.out.Flush(); err == nil {
+	if lost := s.flush(ctx); err == nil {
 		err = lost
 	}
 	return reason, err

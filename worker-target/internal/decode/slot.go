@@ -7,6 +7,7 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/constrain"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/features"
@@ -16,7 +17,9 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/speculate"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/text"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
+	"github.com/tandem-inference/tandem/worker-target/internal/inflight"
 	"github.com/tandem-inference/tandem/worker-target/internal/piece"
+	"github.com/tandem-inference/tandem/worker-target/internal/preempt"
 )
 
 // Drafter is the draft of one request; *drafts.Link implements it.
@@ -33,6 +36,10 @@ type Config struct {
 	Markers piece.Markers
 	// Prefixes keeps the states of prompts, nil = none is kept.
 	Prefixes reuse.Cache
+	// Members are the requests that share the engine's memory, nil = those of this slot alone.
+	Members *preempt.Pool
+	// Readings are the prompts that the worker reads now, nil = none is read for others.
+	Readings *inflight.Table
 	// TreeBudget is the number of nodes of trees when the request does not say, 0 = DefaultTreeBudget.
 	TreeBudget int
 	// RingRows of features kept per slot, 0 = drafts.DefaultRingRows.
@@ -42,6 +49,9 @@ type Config struct {
 	// Proposals are waited for at least MinDeadline, or four times the expected time, at most MaxDeadline; zero values
 	// mean the defaults.
 	MinDeadline, MaxDeadline time.Duration
+	// SlowReader is how long a client may leave output unread before its request gives up memory and place; 0 =
+	// DefaultSlowReader, negative = it never does.
+	SlowReader time.Duration
 }
 
 // Defaults of Config.
@@ -59,6 +69,12 @@ func (c Config) withDefaults() Config {
 	if c.RingRows <= 0 {
 		c.RingRows = drafts.DefaultRingRows
 	}
+	if c.SlowReader == 0 {
+		c.SlowReader = DefaultSlowReader
+	}
+	if c.Members == nil {
+		c.Members = preempt.New()
+	}
 	if c.MinDeadline <= 0 {
 		c.MinDeadline = DefaultMinDeadline
 	}
@@ -72,12 +88,23 @@ func (c Config) withDefaults() Config {
 type Slot struct {
 	prefillChunk int // rows
 	markers      piece.Markers
+	members      *preempt.Pool
+	readings     *inflight.Table
+	model        *auto.Model
 
 	// Of the request in work.
-	req   *Request
-	info  engine.Info
-	stats *Stats
-	cuts  piece.Cuts // of the prompt
+	req     *Request
+	engine  engine.Target
+	info    engine.Info
+	stats   *Stats
+	cuts    piece.Cuts // of the prompt
+	sampler engine.Sampler
+	member  *preempt.Member
+	handle  engine.Sequence // of seq
+	held    bool            // handle exists in the engine
+	parked  parked
+	reader  reader
+	reading *inflight.Reading // nil = the prompt is read for nobody else
 
 	seq        sequence.Sequence
 	text       text.Text
@@ -92,8 +119,13 @@ type Slot struct {
 // NewSlot returns an idle slot. d is nil when the worker uses no drafts.
 func NewSlot(cfg Config, model *auto.Model, d Drafts) *Slot {
 	cfg = cfg.withDefaults()
-	s := &Slot{prefillChunk: cfg.PrefillChunk, markers: cfg.Markers, features: features.New(cfg.RingRows)}
+	s := &Slot{
+		prefillChunk: cfg.PrefillChunk, markers: cfg.Markers, members: cfg.Members, readings: cfg.Readings,
+		model: model, features: features.New(cfg.RingRows),
+	}
 	s.reuse = reuse.New(cfg.Prefixes, reuse.All)
+	s.reader = reader{limit: cfg.SlowReader, gone: make(chan error, 1), timer: time.AfterFunc(time.Hour, s.leave)}
+	s.reader.timer.Stop()
 	s.spec = speculate.New(speculate.Config{
 		TreeBudget: cfg.TreeBudget, NoLookup: cfg.NoLookup, MinDeadline: cfg.MinDeadline, MaxDeadline: cfg.MaxDeadline,
 	}, model, d, &s.text)
@@ -103,50 +135,80 @@ func NewSlot(cfg Config, model *auto.Model, d Drafts) *Slot {
 // Run runs a request on engine, which frees a sequence although its request is over (engine.GuardedTarget). stats is
 // filled as far as the request came, also when an error is returned.
 func (s *Slot) Run(ctx context.Context, e engine.Target, req *Request, sink Sink, stats *Stats) (Result, error) {
-	s.req, s.info, s.stats = req, e.Info(), stats
+	s.req, s.engine, s.info, s.stats = req, e, e.Info(), stats
+	s.sampler = req.Sampler
+	s.sampler.PromptTokens = int32(len(req.Prompt))
 	s.cuts = s.markers.Cut(req.Prompt, s.cuts)
 	s.reuse.Start(req.Reuse, e, req.Prompt, s.cuts)
-	seq, restored, err := s.open(ctx, e)
+	s.member = s.members.Join(req.Priority)
+	defer s.member.Leave()
+	s.held, s.parked, s.reader.left = false, parked{}, false
+	defer s.freeSequence(ctx)
+	defer s.dropParked(ctx)
+	if err := s.awaitReader(ctx); err != nil {
+		return Result{}, rpcerr.From(err)
+	}
+	defer s.reading.End()
+	if err := s.member.Enter(ctx); err != nil {
+		return Result{}, rpcerr.From(err)
+	}
+	restored, err := s.open(ctx)
 	if err != nil {
 		return Result{}, err
 	}
-	defer func() {
-		_ = e.FreeSequence(ctx, seq)
-		s.reuse.Freed()
-	}()
-	sampler := req.Sampler
-	sampler.PromptTokens = int32(len(req.Prompt))
-	if err := e.SetSampler(ctx, seq, sampler); err != nil {
+	if err := e.SetSampler(ctx, s.handle, s.sampler); err != nil {
 		return Result{}, err
 	}
-	s.start(e, seq, restored, sink)
+	s.start(restored, sink)
 	defer s.spec.Close()
 	reason, err := s.run(ctx)
 	stats.Emitted, stats.FirstToken, stats.Decode = s.out.Figures()
 	return Result{Reason: reason, StopToken: s.out.StopToken(), CloseKind: s.constraint.Kind()}, err
 }
 
+// awaitReader enters the prompt among those that are read, and waits for one that arrived earlier and begins like it.
+func (s *Slot) awaitReader(ctx context.Context) error {
+	s.reading = nil
+	if !s.reuse.On() {
+		return nil
+	}
+	s.reading = s.readings.Begin(inflight.Prompt{
+		Space: s.req.Reuse.Space, Tokens: s.req.Prompt, Cuts: s.cuts, PromptRows: s.info.PromptRows, Priority: s.req.Priority,
+	})
+	if s.req.Reuse.SaveOnly {
+		return nil
+	}
+	shared, err := s.reading.Wait(ctx, s.reuse.Stored)
+	if err != nil {
+		s.reading.End()
+		return err
+	}
+	s.reuse.Allow(shared)
+	return nil
+}
+
 // open makes the request's sequence and restores the longest stored state that the prompt begins with, of so many tokens.
-func (s *Slot) open(ctx context.Context, e engine.Target) (seq engine.Sequence, restored int, err error) {
-	if seq, err = e.NewSequence(ctx); err != nil {
-		return 0, 0, err
+func (s *Slot) open(ctx context.Context) (restored int, err error) {
+	if err := s.newSequence(ctx); err != nil {
+		return 0, err
 	}
 	begin := time.Now()
-	restored, err = s.reuse.Restore(ctx, seq)
+	restored, err = s.reuse.Restore(ctx, s.handle)
 	if restored > 0 {
 		s.stats.CachedTokens, s.stats.Restore = restored, time.Since(begin)
 	}
 	if err != nil { // what the sequence holds is not known: the prompt is read into another one
-		_ = e.FreeSequence(ctx, seq)
-		seq, err = e.NewSequence(ctx)
+		s.freeSequence(ctx)
+		err = s.newSequence(ctx)
 	}
-	return seq, restored, err
+	s.reading.Started(restored)
+	return restored, err
 }
 
 // start begins the request in every part, on a sequence that holds so many tokens of the prompt.
-func (s *Slot) start(e engine.Target, seq engine.Sequence, restored int, sink Sink) {
+func (s *Slot) start(restored int, sink Sink) {
 	req, info := s.req, &s.info
-	s.seq.Start(e, seq, restored, info.Vocab)
+	s.seq.Start(s.engine, s.handle, restored, info.Vocab)
 	s.answer = append(s.answer[:0], req.Committed...)
 	s.out.Start(output.Request{
 		Max: req.Max, Committed: req.Committed, Stop: req.Stop, TopLogprobs: req.TopLogprobs, MaxTopK: info.MaxTopK, Arrived: req.Arrived,

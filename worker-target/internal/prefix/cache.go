@@ -166,6 +166,23 @@ func (c *Cache) find(space string, tokens []int32, fits func(length int) bool) (
 	return best
 }
 
+// Longest returns the length of the entry that Find would return, 0 if there is none. It is no look-up.
+func (c *Cache) Longest(space string, tokens []int32, fits func(length int) bool) (length int) {
+	if c == nil {
+		return 0
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if root := c.roots[space]; root != nil {
+		root.match(tokens, func(e *Entry) {
+			if fits(e.length) {
+				length = e.length
+			}
+		})
+	}
+	return length
+}
+
 // unpin lets go of an entry. The caller holds mu.
 func (c *Cache) unpin(e *Entry) {
 	if e.pins--; e.pins == 0 && e.gone {
@@ -174,7 +191,7 @@ func (c *Cache) unpin(e *Entry) {
 }
 
 // Restore restores an entry that Find returned into a sequence. After an error the sequence is of no use, and the entry
-// is gone.
+// is gone unless the engine had no room for it.
 func (c *Cache) Restore(ctx context.Context, e *Entry, s engine.Sequence) error {
 	err := e.engine.RestoreSnapshot(ctx, e.snapshot, s)
 	for rpcerr.Code(err) == codes.ResourceExhausted && c.Relieve(e.engine) {
@@ -194,7 +211,7 @@ func (c *Cache) Restore(ctx context.Context, e *Entry, s engine.Sequence) error 
 		e.demoted = false
 	case ctx.Err() == nil:
 		c.stats.Failures++
-		if c.keeps(e) {
+		if c.keeps(e) && rpcerr.Code(err) != codes.ResourceExhausted { // it is whole, there is no room for it now
 			c.discard(e)
 		}
 	}
@@ -324,8 +341,9 @@ func (c *Cache) Freed() {
 }
 
 // Relieve makes room in the pages of an engine that refused a call for want of them. It waits until what was evicted is
-// freed; else it moves the pages of the entry of the least value to host memory, or evicts that entry where they cannot
-// be moved. It reports whether there was anything: the call may be tried again then.
+// freed. Else it moves pages to host memory: those that a sequence held when their entries were moved, once one was
+// freed; else those of the entry of the least value. An entry that cannot be moved is evicted. It reports whether there
+// was anything: the call may be tried again then.
 func (c *Cache) Relieve(use engine.Target) bool {
 	if c == nil {
 		return false
@@ -334,33 +352,47 @@ func (c *Cache) Relieve(use engine.Target) bool {
 		return true
 	}
 	c.mu.Lock()
-	// Pages that a sequence held stayed where they were: they can go once one was freed.
-	done := func(e *Entry) bool { return e.demoted && e.frees == c.frees }
-	var e *Entry
-	here := c.engine == base(use) && !c.closed
-	if here {
-		e = c.least(done)
+	defer c.mu.Unlock()
+	if c.engine != base(use) || c.closed {
+		return false
 	}
-	if e == nil {
-		waited := here && c.awaitReading(done)
-		c.mu.Unlock()
-		return waited
+	frees, some := c.frees, false
+	settled := func(e *Entry) bool { return !e.demoted || e.frees >= frees }
+	for e := c.least(settled); e != nil; e = c.least(settled) {
+		some = true
+		if !c.demote(e) {
+			break
+		}
 	}
+	if some {
+		return true
+	}
+	if e := c.least(func(e *Entry) bool { return e.demoted }); e != nil {
+		c.demote(e)
+		return true
+	}
+	return c.awaitReading(func(e *Entry) bool { return e.demoted && e.frees == c.frees })
+}
+
+// demote moves the pages of an entry to host memory, but for those that a sequence holds. An entry that cannot be moved
+// is evicted, unless others use it; then it returns false. The caller holds mu, which is let go of meanwhile.
+func (c *Cache) demote(e *Entry) bool {
 	e.demoted, e.frees = true, c.frees
 	e.pins++ // nobody evicts it meanwhile
 	c.mu.Unlock()
 	err := e.engine.DemoteSnapshot(c.ctx, e.snapshot)
 	c.mu.Lock()
 	c.unpin(e)
-	evict := err != nil && c.keeps(e) && e.pins == 0
-	if evict {
+	if err == nil {
+		return true
+	}
+	if c.keeps(e) && e.pins == 0 {
 		c.evict(e)
-	}
-	c.mu.Unlock()
-	if evict {
+		c.mu.Unlock()
 		c.freeNow(e)
+		c.mu.Lock()
 	}
-	return true
+	return false
 }
 
 // giveUp makes room for a snapshot that its engine refused: it waits until what was evicted is freed, else it evicts

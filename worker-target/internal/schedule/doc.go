@@ -27,10 +27,11 @@
 //
 // # Exactness and errors
 //
-// What a request gets is what it would get alone, bit for bit: the rows of a group do not depend on the other groups of
-// a step (engine.Group), and a piece's bits not on its cuts (docs/design.md, section 4). A step that the engine refuses
-// changes nothing, so that its parts run alone then and only the one at fault fails. A step that fails otherwise fails
-// all of its parts: the engine is lost, or their sequences are broken. A request that is cancelled before its part runs
-// is left out; a piece that is cancelled between two cuts leaves its sequence with the rows of the first ones committed
-// and nothing pending.
+// What a request gets is what it would get alone, bit for bit: the rows of a group do not depend on the other groups
+// of a step (engine.Group), and a piece's bits not on its cuts (docs/design.md, section 4). A step that the engine
+// refuses changes nothing, so that its parts run alone then and only the one at fault fails. A piece that is refused
+// for want of memory between two cuts has its first rows committed; passed again, it goes on with the others. A step
+// that fails otherwise fails all of its parts: the engine is lost, or their sequences are broken. A request that is
+// cancelled before its part runs is left out; a piece that is cancelled between two cuts leaves its sequence with the
+// rows of the first ones committed and nothing pending.
 package schedule

@@ -5,7 +5,10 @@ import (
 	"context"
 	"time"
 
+	"google.golang.org/grpc/codes"
+
 	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
 // Request is what the order of prompts depends on.
@@ -19,6 +22,26 @@ type Request struct {
 type request struct {
 	Request
 	arrived time.Time
+	// partly is a piece that was refused after its first ran rows.
+	partly *engine.Step
+	ran    int
+}
+
+// ranOf returns how many rows of a step have run already: those before a refusal, when the step is a piece that comes
+// again.
+func (r *request) ranOf(step *engine.Step) int {
+	if r == nil || r.partly != step {
+		return 0
+	}
+	r.partly = nil
+	return r.ran
+}
+
+// note keeps how far a piece ran that was refused on the way.
+func (r *request) note(p *part) {
+	if r != nil && p.done > 0 && rpcerr.Code(p.err) == codes.ResourceExhausted {
+		r.partly, r.ran = p.step, p.done
+	}
 }
 
 // view is the engine as one request uses it.
@@ -29,13 +52,14 @@ type view struct {
 
 // For returns the engine for the steps of one request, which arrives now.
 func (e *Engine) For(r Request) engine.Target {
-	return &view{Engine: e, request: request{r, time.Now()}}
+	return &view{Engine: e, request: request{Request: r, arrived: time.Now()}}
 }
 
 // Base returns the engine that all requests share.
 func (v *view) Base() engine.Target { return v.Engine }
 
-// Step implements engine.Target.
+// Step implements engine.Target. A piece that is refused for want of memory after some of its rows ran goes on with the
+// others when the same step is passed again.
 func (v *view) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
 	return v.submit(ctx, &v.request, step, result)
 }
@@ -55,12 +79,12 @@ func (p *part) priority() int {
 }
 
 const (
-	// ageing is the share of the rows that the machine could have read while a request waited that are taken off what it
-	// has left to read. A request that takes T alone waits for shorter ones for at most T/ageing. 0 would let short
-	// prompts starve long ones, 1 is nearly the order of arrival. In the mix of TestPromptOrder, on a machine that is busy
-	// for 70 % of the time, first tokens take on average (p99) 518 ms (6.3 s) with 0, 588 ms (5.8 s) with 0.25, 755 ms
-	// (5.0 s) with 0.5, 928 ms (4.0 s) with 1, and 807 ms (7.1 s) in turns; 0.25 is better than turns in both at 50 % and
-	// 85 %, too.
+	// ageing is the share of the rows that the machine could have read while a request waited that are taken off what
+	// it has left to read. A request that takes T alone waits for shorter ones for at most T/ageing. 0 would let short
+	// prompts starve long ones, 1 is nearly the order of arrival. In the mix of TestPromptOrder, on a machine that is
+	// busy for 70 % of the time, first tokens take on average (p99) 518 ms (6.3 s) with 0, 588 ms (5.8 s) with 0.25,
+	// 755 ms (5.0 s) with 0.5, 928 ms (4.0 s) with 1, and 807 ms (7.1 s) in turns; 0.25 is better than turns in both at
+	// 50 % and 85 %, too.
 	ageing = 0.25
 	// typicalPiece and typicalRate give the rows of a piece and, where its time is not known, the rows a second.
 	typicalPiece, typicalRate = 512, 1000

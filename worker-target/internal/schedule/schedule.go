@@ -115,7 +115,7 @@ func (e *Engine) submit(ctx context.Context, r *request, step *engine.Step, resu
 	p := e.part()
 	*p = part{
 		ctx: ctx, step: step, result: result, request: r, class: e.classOf(step), came: now, served: now,
-		turn: p.turn, queued: true,
+		turn: p.turn, queued: true, done: r.ranOf(step),
 	}
 	e.queue = append(e.queue, p)
 	if p.class == piece {
@@ -147,6 +147,7 @@ func (e *Engine) submit(ctx context.Context, r *request, step *engine.Step, resu
 		e.lead(p)
 	}
 	err := p.err
+	r.note(p)
 	e.done(p)
 	return err
 }
@@ -241,7 +242,9 @@ func (e *Engine) run(leader *part) {
 	e.steps++
 	e.took = now.Sub(start)
 	for _, c := range cuts {
-		c.p.done += c.n
+		if c.p.err == nil {
+			c.p.done += c.n
+		}
 		c.p.served = now
 		if c.p.err == nil && c.p.left() > 0 {
 			c.p.queued = c.p != leader

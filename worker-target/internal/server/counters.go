@@ -3,8 +3,11 @@ package server
 import (
 	"context"
 	"errors"
+	"slices"
+	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
 	"go.uber.org/zap"
@@ -16,9 +19,58 @@ type counters struct {
 	prompt, tokens                                   float64
 	steps, plain, drafted, accepted, late, malformed float64
 	lookDrafted, lookAccepted                        float64
-	degraded                                         float64
+	degraded, readAgain                              float64
 	ahead                                            float64 // tokens that were read ahead
 	prefill, decode, verify, wait                    float64 // seconds
+}
+
+// engineCounters are the counters of the engine that heartbeats carry, by name. An engine that was started again counts
+// from zero: the counts of those before stay.
+type engineCounters struct {
+	engine          engine.Engine
+	earlier, newest map[string]float64
+}
+
+// statsTimeout bounds the wait of a heartbeat for an engine that does not answer.
+const statsTimeout = time.Second
+
+// counted are the names of engine.Stat that are sent.
+var counted = []string{"graph_runs", "graph_captures", "list_runs"}
+
+// engineStats reads the counters of the engine into h. It leaves those out that no engine has sent yet.
+func (s *Server) engineStats(h *tandemv1.Heartbeat) {
+	now, err := s.deps.Engines.Engine()
+	var stats []engine.Stat
+	if err == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), statsTimeout)
+		defer cancel()
+		stats, err = now.Stats(ctx)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := &s.engineCounters
+	if c.earlier == nil {
+		c.earlier, c.newest = map[string]float64{}, map[string]float64{}
+	}
+	if err == nil && c.engine != now {
+		for name, value := range c.newest {
+			c.earlier[name] += value
+		}
+		clear(c.newest)
+		c.engine = now
+	}
+	for _, stat := range stats {
+		if err == nil && slices.Contains(counted, stat.Name) {
+			c.newest[stat.Name] = float64(stat.Value)
+		}
+	}
+	for _, name := range counted {
+		if value, known := c.newest[name]; known {
+			h.Counters[name] = c.earlier[name] + value
+		} else if value, known := c.earlier[name]; known {
+			h.Counters[name] = value
+		}
+	}
 }
 
 func (s *Server) account(stats *decode.Stats, err error) {
@@ -42,6 +94,7 @@ func (s *Server) account(stats *decode.Stats, err error) {
 	c.lookAccepted += float64(stats.LookAccepted)
 	c.late += float64(stats.Late)
 	c.malformed += float64(stats.Malformed)
+	c.readAgain += float64(stats.ReadAgain)
 	if stats.Degraded {
 		c.degraded++
 	}
@@ -57,7 +110,7 @@ func (s *Server) Heartbeat(h *tandemv1.Heartbeat) {
 	s.mu.Lock()
 	c := s.counters
 	s.mu.Unlock()
-	p := s.deps.Prefixes.Stats()
+	p, m := s.deps.Prefixes.Stats(), s.members.Stats()
 	h.Prefixes = s.deps.Prefixes.Report()
 	h.Counters = map[string]float64{
 		"requests": c.requests, "requests_failed": c.failed, "requests_cancelled": c.cancelled,
@@ -75,6 +128,9 @@ func (s *Server) Heartbeat(h *tandemv1.Heartbeat) {
 		"prefix_cache_evictions": float64(p.Evictions), "prefix_cache_refusals": float64(p.Refusals),
 		"prefix_cache_failures": float64(p.Failures),
 		"prefix_cache_entries":  float64(p.Entries), "prefix_cache_bytes": float64(p.Bytes),
+		"preemptions": float64(m.Preemptions), "requests_parked": float64(m.Parked),
+		"resumed_from_memory": float64(m.Restored), "resumed_by_reading": float64(m.Recomputed),
+		"slow_readers": float64(m.Away), "tokens_read_again": c.readAgain,
 	}
 	if d, ok := s.deps.Prefixes.DiskStats(); ok {
 		for name, n := range map[string]uint64{
@@ -84,6 +140,7 @@ func (s *Server) Heartbeat(h *tandemv1.Heartbeat) {
 			h.Counters["prefix_cache_disk_"+name] = float64(n)
 		}
 	}
+	s.engineStats(h)
 	if d := s.deps.Drafts; d != nil {
 		h.Speculation = s.speculation()
 		h.Attached = d.Attached()

@@ -18,6 +18,8 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/output"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
+	"github.com/tandem-inference/tandem/worker-target/internal/inflight"
+	"github.com/tandem-inference/tandem/worker-target/internal/preempt"
 	"github.com/tandem-inference/tandem/worker-target/internal/prefix"
 	"github.com/tandem-inference/tandem/worker-target/internal/schedule"
 	"go.uber.org/zap"
@@ -50,8 +52,8 @@ type Server struct {
 	tandemv1.UnimplementedTargetServiceServer
 	workerID string
 	deps     Deps
-	slots    chan *decode.Slot
-	total    int
+	slots    *slots
+	members  *preempt.Pool // the requests that run
 	draining atomic.Bool
 	ahead    ahead
 	// aheadSlot reads ahead.
@@ -59,9 +61,11 @@ type Server struct {
 
 	mu       sync.Mutex
 	counters counters
-	held     bool          // the last heartbeat found the draft held back
-	engine   engine.Target // the one that schedule was made for
-	schedule *schedule.Engine
+	// What the engine counts; behind mu, too.
+	engineCounters engineCounters
+	held           bool          // the last heartbeat found the draft held back
+	engine         engine.Target // the one that schedule was made for
+	schedule       *schedule.Engine
 }
 
 // managed adapts the manager's links to what slots use.
@@ -77,18 +81,17 @@ func New(workerID string, slots int, cfg decode.Config, deps Deps) *Server {
 	if deps.Log == nil {
 		deps.Log = zap.NewNop()
 	}
-	s := &Server{workerID: workerID, deps: deps, slots: make(chan *decode.Slot, slots), total: slots}
+	s := &Server{workerID: workerID, deps: deps, members: preempt.New()}
+	cfg.Members = s.members
 	var d decode.Drafts
 	if deps.Drafts != nil {
 		d = managed{deps.Drafts}
 	}
 	if deps.Prefixes != nil {
-		cfg.Prefixes = deps.Prefixes
-	}
-	for range slots {
-		s.slots <- decode.NewSlot(cfg, deps.Model, d)
+		cfg.Prefixes, cfg.Readings = deps.Prefixes, inflight.New()
 	}
 	s.ahead.read, s.aheadSlot = s.readAhead, decode.NewSlot(cfg, deps.Model, d)
+	s.slots = newSlots(slots, func() *decode.Slot { return decode.NewSlot(cfg, deps.Model, d) })
 	return s
 }
 
@@ -129,7 +132,7 @@ func (s *Server) space(e engine.Target, isolation string) string {
 func (s *Server) Drain() { s.draining.Store(true) }
 
 // Busy is the number of slots in use.
-func (s *Server) Busy() int { return s.total - len(s.slots) }
+func (s *Server) Busy() int { return s.slots.busy() }
 
 // Decode implements TargetService.
 func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService_DecodeServer) error {
@@ -150,14 +153,14 @@ func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService
 		return err
 	}
 	req.Arrived = arrived
-	var slot *decode.Slot
-	select {
-	case slot = <-s.slots:
-	default:
-		return rpcerr.NoSlot.With("all %d slots are taken", s.total).WithRetryAfter(100 * time.Millisecond)
+	place := s.slots.take()
+	if place == nil {
+		return rpcerr.NoSlot.With("all %d slots are taken", s.slots.total).WithRetryAfter(100 * time.Millisecond)
 	}
-	// The slot goes back before the handler returns: a caller that saw the end finds it free.
-	defer func() { s.slots <- slot }()
+	// The slot goes back before the caller sees the end, who then finds it free, and before one that does not read
+	// holds it up.
+	defer place.end()
+	req.Place = place
 	out := &sink{stream: stream}
 	s.ahead.begin(m.GetCache().GetIsolation(), m.PromptTokens)
 	defer s.ahead.end()
@@ -169,9 +172,10 @@ func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService
 	}
 	ctx := stream.Context()
 	var stats decode.Stats
-	result, err := slot.Run(ctx, s.scheduled(engine, schedule.Request{
+	result, err := place.slot.Run(ctx, s.scheduled(engine, schedule.Request{
 		Key: m.FairnessKey, Priority: int(m.Priority), Prompt: len(m.PromptTokens) + len(m.CommittedTokens),
 	}), req, out, &stats)
+	place.end()
 	s.account(&stats, err)
 	s.log(ctx, req, &stats, result, err)
 	if err != nil {
@@ -215,6 +219,10 @@ func (s *Server) log(ctx context.Context, req *decode.Request, stats *decode.Sta
 		zap.Int64(telemetry.KeyVerifyMS, stats.Verify.Milliseconds()),
 		zap.Int64(telemetry.KeyDraftWaitMS, stats.DraftWait.Milliseconds()),
 		zap.Int64(telemetry.KeyDurationMS, time.Since(req.Arrived).Milliseconds()),
+	}
+	if stats.Preemptions > 0 {
+		fields = append(fields, zap.Int(telemetry.KeyPreemptions, stats.Preemptions),
+			zap.Int(telemetry.KeyReadAgain, stats.ReadAgain))
 	}
 	if err != nil && !errors.Is(err, context.Canceled) && ctx.Err() == nil {
 		fields = append(fields, zap.NamedError(telemetry.KeyErr, err))

@@ -257,6 +257,16 @@ func (s *responsesState) end(kind string, r map[string]any) error {
 		// Only a call that was cut off has no end.
 		return errors.New("the response ends inside an item")
 	}
+	if out := list(r, "output"); s.item != nil && len(out) == len(s.items)+1 {
+		cut, _ := out[len(s.items)].(map[string]any)
+		if str(cut, "status") != "incomplete" {
+			return fmt.Errorf("the call that was cut off has status %q", str(cut, "status"))
+		}
+		s.partDone = true // nothing said so
+		if err := s.close(cut); err != nil {
+			return err
+		}
+	}
 	status := map[string][]string{"response.completed": {"completed"}, "response.incomplete": {"incomplete", "cancelled"},
 		"response.failed": {"failed"}}[kind]
 	if st := str(r, "status"); !slices.Contains(status, st) {

@@ -25,8 +25,8 @@ type (
 
 // nativeEngine is one open handle.
 //
-// Lock order: turn before life. Calls that submit hold turn and read-lock life; statistics read-lock life only; Close takes
-// both, so that no call meets a freed handle.
+// Lock order: turn before life. Calls that submit hold turn and read-lock life; statistics read-lock life only; Close
+// takes both, so that no call meets a freed handle.
 type nativeEngine struct {
 	lib    *Library
 	handle uintptr
@@ -384,12 +384,14 @@ func (e *sequences) Export(ctx context.Context, s engine.Sequence) ([]byte, erro
 		return nil, err
 	}
 	defer e.leave()
-	r, _, _ := purego.SyscallN(e.lib.sym.sequenceExportSize, e.handle, uintptr(uint32(s)), uintptr(unsafe.Pointer(&e.out.u64)))
+	r, _, _ := purego.SyscallN(e.lib.sym.sequenceExportSize, e.handle, uintptr(uint32(s)),
+		uintptr(unsafe.Pointer(&e.out.u64)))
 	if err := e.check(ctx, r); err != nil {
 		return nil, err
 	}
 	state := make([]byte, e.out.u64)
-	r, _, _ = purego.SyscallN(e.lib.sym.sequenceExport, e.handle, uintptr(uint32(s)), uintptr(pointer(state)), uintptr(len(state)))
+	r, _, _ = purego.SyscallN(e.lib.sym.sequenceExport, e.handle, uintptr(uint32(s)), uintptr(pointer(state)),
+		uintptr(len(state)))
 	runtime.KeepAlive(state)
 	if err := e.check(ctx, r); err != nil {
 		return nil, err
@@ -403,7 +405,8 @@ func (e *sequences) Import(ctx context.Context, s engine.Sequence, state []byte)
 		return err
 	}
 	defer e.leave()
-	r, _, _ := purego.SyscallN(e.lib.sym.sequenceImport, e.handle, uintptr(uint32(s)), uintptr(pointer(state)), uintptr(len(state)))
+	r, _, _ := purego.SyscallN(e.lib.sym.sequenceImport, e.handle, uintptr(uint32(s)), uintptr(pointer(state)),
+		uintptr(len(state)))
 	runtime.KeepAlive(state)
 	return e.check(ctx, r)
 }

@@ -19,7 +19,8 @@ func TestFeatureEncodings(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := make(map[string]int32)
-	for _, m := range regexp.MustCompile(`(?m)^#define TND_FEATURE_(\w+) (\d+)u?\b`).FindAllStringSubmatch(string(header), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^#define TND_FEATURE_(\w+) (\d+)u?\b`).FindAllStringSubmatch(string(header),
+		-1) {
 		n, err := strconv.ParseInt(m[2], 10, 32)
 		if err != nil {
 			t.Fatal(err)

@@ -1,7 +1,8 @@
 // Package native binds libtandem_<backend>.so, whose border is native/include/tandem/engine.h, without cgo.
 //
 // Memory: everything that C sees is on the Go heap, which does not move, and stays referenced by the caller's variables
-// until the call has returned. C keeps no pointer beyond a call. Callbacks run on the goroutine that is inside the call.
+// until the call has returned. C keeps no pointer beyond a call. Callbacks run on the goroutine that is inside the
+// call.
 package native
 
 import (
@@ -131,8 +132,8 @@ var (
 // errorBytes is room for the text of a failed tnd_open.
 const errorBytes = 4 << 10
 
-// OpenTarget implements engine.Opener, as do the methods below. Loading cannot be interrupted: when ctx ends meanwhile, the
-// engine is closed again.
+// OpenTarget implements engine.Opener, as do the methods below. Loading cannot be interrupted: when ctx ends meanwhile,
+// the engine is closed again.
 func (l *Library) OpenTarget(ctx context.Context, o engine.OpenOptions, p engine.Progress) (engine.Target, error) {
 	e, err := l.open(ctx, engine.RoleTarget, o, p)
 	if err != nil {
@@ -159,7 +160,8 @@ func (l *Library) OpenScorer(ctx context.Context, o engine.OpenOptions, p engine
 	return &scorer{e}, nil
 }
 
-func (l *Library) open(ctx context.Context, role engine.Role, o engine.OpenOptions, progress engine.Progress) (*nativeEngine, error) {
+func (l *Library) open(ctx context.Context, role engine.Role, o engine.OpenOptions,
+	progress engine.Progress) (*nativeEngine, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, rpcerr.From(err)
 	}
@@ -185,7 +187,8 @@ func (l *Library) open(ctx context.Context, role engine.Role, o engine.OpenOptio
 		Log: logCallback, Progress: progressCallback, User: key,
 	}
 	handle, message := new(uintptr), make([]byte, errorBytes)
-	r, _, _ := purego.SyscallN(l.sym.open, uintptr(unsafe.Pointer(c)), uintptr(unsafe.Pointer(handle)), uintptr(unsafe.Pointer(&message[0])), errorBytes)
+	r, _, _ := purego.SyscallN(l.sym.open, uintptr(unsafe.Pointer(c)), uintptr(unsafe.Pointer(handle)),
+		uintptr(unsafe.Pointer(&message[0])), errorBytes)
 	runtime.KeepAlive(c)
 	if code := codes.Code(int32(r)); code != codes.OK {
 		hookTable.Delete(key)

@@ -53,7 +53,8 @@ func (e *target) prepare(step *engine.Step, result *engine.StepResult) error {
 	n := len(step.Rows)
 	words := (i.Vocab + 31) / 32
 	if step.NMasks < 0 || len(step.Masks) != step.NMasks*words {
-		return rpcerr.InvalidArgument("masks", "%d masks need %d words, got %d", step.NMasks, step.NMasks*words, len(step.Masks))
+		return rpcerr.InvalidArgument("masks", "%d masks need %d words, got %d", step.NMasks, step.NMasks*words,
+			len(step.Masks))
 	}
 	if i.LayerFirst == 0 && len(step.HiddenIn) > 0 {
 		return rpcerr.InvalidArgument("hidden_in", "an engine that starts at layer 0 takes tokens")
@@ -76,7 +77,8 @@ func (e *target) prepare(step *engine.Step, result *engine.StepResult) error {
 	}
 	w.set(i, n, step, result)
 	e.step = cStep{
-		StructSize: uint32(unsafe.Sizeof(cStep{})), Groups: int32(len(step.Groups)), Rows: int32(n), Masks: int32(step.NMasks),
+		StructSize: uint32(unsafe.Sizeof(cStep{})), Groups: int32(len(step.Groups)), Rows: int32(n),
+		Masks:     int32(step.NMasks),
 		GroupData: pointer(e.groups), RowData: pointer(step.Rows), MaskData: pointer(step.Masks),
 		HiddenIn: pointer(step.HiddenIn), HiddenOut: pointer(result.HiddenOut), HiddenEncoding: int32(step.Hidden),
 		Tokens: pointer(result.Tokens), Logprobs: pointer(result.Logprobs), Scores: pointer(result.Scores),
@@ -97,7 +99,8 @@ func (e *target) setGroups(step *engine.Step) (kept int, err error) {
 		}
 		c := &e.groups[i]
 		*c = cGroup{
-			Sequence: int32(g.Sequence), Rows: int32(g.Rows), Kind: uint32(g.Kind), Path: pointer(g.Path), PathRows: int32(len(g.Path)),
+			Sequence: int32(g.Sequence), Rows: int32(g.Rows), Kind: uint32(g.Kind), Path: pointer(g.Path),
+			PathRows:     int32(len(g.Path)),
 			KeptPosition: g.Kept.Position, KeptRows: g.Kept.Rows,
 		}
 		if g.Commit {
@@ -227,7 +230,8 @@ func (e *target) Fuse(ctx context.Context, raw engine.RawFeatures, encoding engi
 	if len(raw.Data) == 0 {
 		return nil, rpcerr.InvalidArgument("raw", "is empty")
 	}
-	r, _, _ := purego.SyscallN(e.lib.sym.fuse, e.handle, uintptr(uint32(raw.Rows)), uintptr(raw.Kind), uintptr(uint32(raw.Encoding)),
+	r, _, _ := purego.SyscallN(e.lib.sym.fuse, e.handle, uintptr(uint32(raw.Rows)), uintptr(raw.Kind),
+		uintptr(uint32(raw.Encoding)),
 		uintptr(pointer(raw.Data)), uintptr(uint32(encoding)), uintptr(pointer(fused)))
 	runtime.KeepAlive(raw.Data)
 	runtime.KeepAlive(fused)
@@ -238,7 +242,8 @@ func (e *target) Fuse(ctx context.Context, raw engine.RawFeatures, encoding engi
 }
 
 // Propose implements engine.Draft: tnd_draft_append, then tnd_draft_propose.
-func (e *draft) Propose(ctx context.Context, features []engine.FeatureRows, requests []engine.DraftRequest, result *engine.DraftResult) error {
+func (e *draft) Propose(ctx context.Context, features []engine.FeatureRows, requests []engine.DraftRequest,
+	result *engine.DraftResult) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
@@ -249,8 +254,10 @@ func (e *draft) Propose(ctx context.Context, features []engine.FeatureRows, requ
 	for k := range features {
 		f := &features[k]
 		// The library cannot see how many bytes there are.
-		if want := int(f.Rows) * featureBytes(i, f.Encoding); f.Rows > 0 && len(f.Data) != want && featureBytes(i, f.Encoding) > 0 {
-			return rpcerr.InvalidArgument(fmt.Sprintf("pieces[%d].features", k), "%d rows need %d bytes, got %d", f.Rows, want, len(f.Data))
+		if want := int(f.Rows) * featureBytes(i, f.Encoding); f.Rows > 0 && len(f.Data) != want &&
+			featureBytes(i, f.Encoding) > 0 {
+			return rpcerr.InvalidArgument(fmt.Sprintf("pieces[%d].features", k), "%d rows need %d bytes, got %d", f.Rows, want,
+				len(f.Data))
 		}
 		e.pieces[k] = cFeatureRows{int32(f.Sequence), f.Position, f.Rows, int32(f.Encoding), pointer(f.Data)}
 	}
@@ -280,7 +287,8 @@ func (e *draft) Propose(ctx context.Context, features []engine.FeatureRows, requ
 }
 
 // Score implements engine.Scorer.
-func (e *scorer) Score(ctx context.Context, prompts []engine.Prompt, rotated bool, progress engine.Progress) ([][]float32, error) {
+func (e *scorer) Score(ctx context.Context, prompts []engine.Prompt, rotated bool,
+	progress engine.Progress) ([][]float32, error) {
 	if len(prompts) == 0 {
 		return nil, rpcerr.InvalidArgument("prompts", "is empty")
 	}
@@ -306,7 +314,8 @@ func (e *scorer) Score(ctx context.Context, prompts []engine.Prompt, rotated boo
 		hookTable.Store(key, &hooks{progress: progress})
 		defer hookTable.Delete(key)
 	}
-	r, _, _ := purego.SyscallN(e.lib.sym.scoreTarget, e.handle, uintptr(pointer(list)), uintptr(len(list)), flags, callback, key)
+	r, _, _ := purego.SyscallN(e.lib.sym.scoreTarget, e.handle, uintptr(pointer(list)), uintptr(len(list)), flags,
+		callback, key)
 	runtime.KeepAlive(list)
 	if err := e.check(ctx, r); err != nil {
 		return nil, err

@@ -1,5 +1,5 @@
-// Package program is what engine programs have in common: they serve one engine to the worker that started them and end with
-// it.
+// Package program is what engine programs have in common: they serve one engine to the worker that started them and end
+// with it.
 package program
 
 import (
@@ -27,7 +27,8 @@ const ExitOrphaned = 3
 
 // Logger writes lines that go-plugin hands to the host with level and fields: JSON with @level, @message, @timestamp.
 func Logger(w io.Writer, level string) hclog.Logger {
-	return hclog.New(&hclog.LoggerOptions{Name: "engine", Level: hclog.LevelFromString(level), Output: w, JSONFormat: true})
+	return hclog.New(&hclog.LoggerOptions{Name: "engine", Level: hclog.LevelFromString(level), Output: w,
+		JSONFormat: true})
 }
 
 // Version describes the build of program name.
@@ -43,8 +44,8 @@ func Version(name, version string) string {
 	return fmt.Sprintf("%s %s/%s", text, runtime.GOOS, runtime.GOARCH)
 }
 
-// Serve opens an engine by the opener that load returns and serves it until the host ends us. It fails when the program was
-// started by hand; hint then says what to do instead.
+// Serve opens an engine by the opener that load returns and serves it until the host ends us. It fails when the program
+// was started by hand; hint then says what to do instead.
 func Serve(log hclog.Logger, hint string, load func() (engine.Opener, error)) error {
 	if os.Getenv(host.Handshake.MagicCookieKey) != host.Handshake.MagicCookieValue {
 		return fmt.Errorf("this program is started by Tandem's workers; %s", hint)
@@ -73,8 +74,8 @@ func Serve(log hclog.Logger, hint string, load func() (engine.Opener, error)) er
 	return server.Shutdown()
 }
 
-// guardStdout keeps file descriptor 1 for nobody: the handshake is written to a copy, and whatever a native library prints
-// lands on stderr, where the host logs it.
+// guardStdout keeps file descriptor 1 for nobody: the handshake is written to a copy, and whatever a native library
+// prints lands on stderr, where the host logs it.
 func guardStdout() error {
 	fd, err := unix.FcntlInt(1, unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
@@ -87,8 +88,8 @@ func guardStdout() error {
 	return nil
 }
 
-// followParent ends this process when the worker dies, so that device memory is freed. While the worker lives, it decides
-// when to end us: a SIGTERM to the whole process group must not cut off requests that it is still draining.
+// followParent ends this process when the worker dies, so that device memory is freed. While the worker lives, it
+// decides when to end us: a SIGTERM to the whole process group must not cut off requests that it is still draining.
 func followParent(log hclog.Logger) error {
 	text := os.Getenv(host.ParentPIDVariable)
 	if text == "" {

@@ -3,11 +3,12 @@ package script
 // longestToken bounds the bytes of tokens that are tried as continuations of the text.
 const longestToken = 24
 
-// closers end what a grammar has open; they are what an exhausted script tries first, so that masked output comes to its end.
+// closers end what a grammar has open; they are what an exhausted script tries first, so that masked output comes to
+// its end.
 var closers = []string{"\"", "}", "]", ":", ",", "</", ">", "\n", " ", "0"}
 
-// allowed picks the token that continues the text at place best among those that ok admits, -1 when it admits none. In this
-// order:
+// allowed picks the token that continues the text at place best among those that ok admits, -1 when it admits none. In
+// this order:
 //  1. the token that continues the text, or the longest whose bytes do;
 //  2. the token that comes soonest in the rest of the stretch, the longest of several: the text before it is skipped;
 //  3. the next special token of the text that is admitted;

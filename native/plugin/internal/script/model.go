@@ -14,9 +14,10 @@ const maxPlans = 1024
 
 // Model follows rules. It implements enginefake.TextModel.
 //
-// The distribution after a text has the scripted token well above three runners-up, so that log-probabilities look like those
-// of a model that knows what to say. The choice is not drawn from it: the script decides, whatever temperature, seed, top-k and
-// penalties say. Masks are honoured, as plan.allowed documents, and so are biases, which add to the raw logits.
+// The distribution after a text has the scripted token well above three runners-up, so that log-probabilities look like
+// those of a model that knows what to say. The choice is not drawn from it: the script decides, whatever temperature,
+// seed, top-k and penalties say. Masks are honoured, as plan.allowed documents, and so are biases, which add to the raw
+// logits.
 type Model struct {
 	tok   *tokenizer.Tokenizer
 	vocab int
@@ -133,7 +134,8 @@ func (m *Model) Choose(t enginefake.Text, peaks []enginefake.Peak, s *engine.Sam
 	return best
 }
 
-// Layout of a hint: number of tokens, how many of the draft's are to be right, then the tokens that follow, the anchor first.
+// Layout of a hint: number of tokens, how many of the draft's are to be right, then the tokens that follow, the anchor
+// first.
 const (
 	hintHeader = 2
 	hintToken  = 4

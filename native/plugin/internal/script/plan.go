@@ -11,10 +11,10 @@ import (
 //
 // A place in the plan is an offset in its text. Output moves it on as follows.
 //   - A token whose bytes continue the text, however they are cut into tokens, moves behind them.
-//   - A special token that comes later in the text moves behind its next occurrence: so a forced </think> skips the rest of
-//     the thinking, a forced <tool_call> what comes before the call.
-//   - Any other token that comes later in the same stretch between special tokens moves behind its next occurrence: so a mask
-//     that allows only { skips an introduction.
+//   - A special token that comes later in the text moves behind its next occurrence: so a forced </think> skips the
+//     rest of the thinking, a forced <tool_call> what comes before the call.
+//   - Any other token that comes later in the same stretch between special tokens moves behind its next occurrence: so
+//     a mask that allows only { skips an introduction.
 //   - What is not in the text at all moves nothing: the text goes on where it was.
 //
 // At the end of the text the turn ends.
@@ -108,7 +108,8 @@ func (p *plan) next(place int) int32 {
 	}
 	// In the middle of a token: what is left of it as tokens of its own.
 	left := p.text[place : p.starts[k]+len(p.tok.TokenBytes(p.tokens[k]))]
-	if ids := p.tok.Encode(string(left), tokenizer.Options{}); len(ids) > 0 && bytes.HasPrefix(left, p.tok.TokenBytes(ids[0])) {
+	if ids := p.tok.Encode(string(left), tokenizer.Options{}); len(ids) > 0 &&
+		bytes.HasPrefix(left, p.tok.TokenBytes(ids[0])) {
 		return ids[0]
 	}
 	// Half a character does not survive as text, but every byte is a token.

@@ -1,6 +1,6 @@
-// Package script is a model that says what a file tells it to say: the engine of tests that drive every path of gateway and
-// workers with exact output, at an exact pace, in steps of exact sizes. It opens real model files for their shapes and their
-// tokenizer and computes nothing of them.
+// Package script is a model that says what a file tells it to say: the engine of tests that drive every path of gateway
+// and workers with exact output, at an exact pace, in steps of exact sizes. It opens real model files for their shapes
+// and their tokenizer and computes nothing of them.
 package script
 
 import (
@@ -20,15 +20,16 @@ type Rule struct {
 	// Prompt is an RE2 expression searched for in the rendered prompt: the text of all its tokens, control tokens such as
 	// <|im_start|> included. It is usually anchored at the end, where the newest turn stands.
 	Prompt string `json:"prompt"`
-	// Emit is the text of the answer. $1 or ${name} stand for what the expression matched, $$ for a dollar. Text of special
-	// tokens such as <think>, </think> and <tool_call> becomes these tokens. The end of the turn follows by itself.
+	// Emit is the text of the answer. $1 or ${name} stand for what the expression matched, $$ for a dollar. Text of
+	// special tokens such as <think>, </think> and <tool_call> becomes these tokens. The end of the turn follows by
+	// itself.
 	Emit string `json:"emit"`
 	// TokensPerSecond paces each answer, 0 = as fast as it goes.
 	TokensPerSecond float64 `json:"tokens_per_second"`
 	// FirstTokenMs is how long the prompt takes.
 	FirstTokenMs int `json:"first_token_ms"`
-	// Accept lists, cyclically, how many tokens the rounds commit that follow the first token, as far as blocks and budgets
-	// reach: the draft is right that often, less one, and then wrong. Empty = the draft is always right.
+	// Accept lists, cyclically, how many tokens the rounds commit that follow the first token, as far as blocks and
+	// budgets reach: the draft is right that often, less one, and then wrong. Empty = the draft is always right.
 	Accept []int `json:"accept"`
 
 	prompt *regexp.Regexp
@@ -85,7 +86,8 @@ func (r *Rule) check() error {
 	return nil
 }
 
-// answer finds the rule for a prompt and what it makes the model say. Without one the rule is empty and the text says so.
+// answer finds the rule for a prompt and what it makes the model say. Without one the rule is empty and the text says
+// so.
 func answer(rules []Rule, prompt string) (*Rule, string) {
 	for i := range rules {
 		r := &rules[i]

@@ -173,7 +173,8 @@ func TestAllowed(t *testing.T) {
 	} {
 		p := newPlan(tok, &Rule{}, c.text, tok.EOS())
 		got := p.allowed(0, c.ok)
-		if text := string(tok.TokenBytes(got)); got < 0 || !(text == c.want || c.name == "the text itself" && strings.HasPrefix(c.want, text)) {
+		if text := string(tok.TokenBytes(got)); got < 0 || !(text == c.want ||
+			c.name == "the text itself" && strings.HasPrefix(c.want, text)) {
 			t.Errorf("%s: %q, want %q", c.name, text, c.want)
 		}
 		if got := p.allowed(0, func(int32) bool { return false }); got != -1 {
@@ -254,7 +255,8 @@ func (r *rig) promptStep(s engine.Sampler) *engine.Step {
 	return step
 }
 
-// TestAccept: rounds of drafting and verification commit the numbers of tokens that the rule lists, and the text is the rule's.
+// TestAccept: rounds of drafting and verification commit the numbers of tokens that the rule lists, and the text is the
+// rule's.
 func TestAccept(t *testing.T) {
 	racetest.Bubble(t, func(t *testing.T) { // the pace is that of a caller who comes at once
 		const emit = "one two three four five six seven eight nine ten eleven twelve"
@@ -298,8 +300,9 @@ func TestAccept(t *testing.T) {
 				}
 			}
 			sizes = append(sizes, len(path))
-			if want := time.Duration(len(path)) * 100 * time.Millisecond; time.Duration(r.result.EngineNanos) < want-50*time.Millisecond {
-				t.Errorf("%d tokens at 10 a second take %v", len(path), time.Duration(r.result.EngineNanos))
+			want, got := time.Duration(len(path))*100*time.Millisecond, time.Duration(r.result.EngineNanos)
+			if got < want-50*time.Millisecond {
+				t.Errorf("%d tokens at 10 a second take %v", len(path), got)
 			}
 			length += len(path)
 			features = append(features[:0], r.result.Features[:len(path)*2*info.FeatureFused]...)
@@ -344,7 +347,9 @@ func TestPace(t *testing.T) {
 			}
 		}
 		var first int32
-		timed("the first token", 1400*time.Millisecond, 1510*time.Millisecond, func() { first = r.prefill(engine.DefaultSampler()) })
+		timed("the first token", 1400*time.Millisecond, 1510*time.Millisecond, func() {
+			first = r.prefill(engine.DefaultSampler())
+		})
 		timed("the second token", 490*time.Millisecond, 510*time.Millisecond, func() {
 			r.ok(r.target.Step(t.Context(), r.row(r.q, first, len(r.prompt)), &r.result))
 		})

@@ -24,6 +24,7 @@ __global__ void __launch_bounds__(kSuper) attention_merge_kernel(FlashArgs f) {
   TND_SHARED(Fold, folds, [kHeads][MOST]);
   let_next_start();
   const AttentionArgs& a = f.a;
+  if (static_cast<int>(blockIdx.y) >= rows_in_use(a.live, a.rows)) return;
   const int row = static_cast<int>(blockIdx.y), width = a.q_heads * a.kv.dim;
   const int tid = static_cast<int>(threadIdx.x), lane = tid % TND_WARP, warp = tid / TND_WARP;
   const int at = static_cast<int>(blockIdx.x) * kSuper + tid;
@@ -134,7 +135,7 @@ void launch_attention(Stream& stream, const AttentionArgs& args) {
   }
   if (args.forms == 0 || !(exact || scaled)) return;
   const int64_t width = int64_t{args.q_heads} * args.kv.dim;
-  launch_prepare(stream, {args.out, width, args.rows, static_cast<int32_t>(width), args.forms, args.acts});
+  launch_prepare(stream, {args.out, width, args.rows, static_cast<int32_t>(width), args.forms, args.acts, args.live});
 }
 
 void launch_attention_merge(Stream& stream, const FlashArgs& f) {

@@ -90,6 +90,7 @@ struct AttentionArgs {
   int q_heads = 0;
   float scale = 0;
   int rows = 0;                             // of the step
+  const int32_t* live = nullptr;            // device: of them in use, nullptr = all
   KvCache cache;                            // of this layer
   const AttentionRow* row_plans = nullptr;  // device
   const int32_t* tails = nullptr;           // device

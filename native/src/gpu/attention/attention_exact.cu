@@ -23,6 +23,7 @@ struct Shared {
 
 __global__ void __launch_bounds__(kThreads, 1) attention_exact_kernel(AttentionArgs a) {
   TND_SHARED(Shared, shared, [1]);
+  if (static_cast<int>(blockIdx.y) >= rows_in_use(a.live, a.rows)) return;
   Shared& s = shared[0];
   const int g = a.q_heads / a.kv.heads, dim = a.kv.dim;
   const int parts = (g + kHeads - 1) / kHeads;

@@ -14,6 +14,7 @@ template <int DIM>
 __global__ void __launch_bounds__(16 * kHeadsPerBlock) heads_kernel(HeadsArgs a) {
   TND_DYNAMIC_SHARED(float, shared);  // [heads of the block][dim]
   let_next_start();
+  if (static_cast<int>(blockIdx.y) >= rows_in_use(a.live, a.rows)) return;
   constexpr int kMostPer = (DIM > 0 ? DIM : 512) / 16;  // elements of a lane
   const int dim = DIM > 0 ? DIM : a.kv.dim, lane = threadIdx.x % 16;
   const int q_heads = a.q != nullptr ? a.q_heads : 0;

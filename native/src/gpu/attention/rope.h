@@ -24,6 +24,7 @@ struct HeadsArgs {
   bool q_halves = false;                    // q_out: halves as kFlash wants them, else floats
   float* k = nullptr;                       // [rows, heads * dim], normed and rotated in place; nullptr = only q
   const float* v = nullptr;                 // [rows, heads * dim]; read when a cache is given
+  const int32_t* live = nullptr;            // device: rows in use, nullptr = all
 };
 void launch_heads(Stream& stream, const HeadsArgs& args);
 

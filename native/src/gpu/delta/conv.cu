@@ -15,6 +15,7 @@ constexpr float kL2Eps = 1e-6f;
 
 __global__ void __launch_bounds__(kThreads) delta_conv_kernel(DeltaArgs a) {
   let_next_start();
+  if (static_cast<int>(blockIdx.y) >= rows_in_use(a.live, a.rows)) return;
   const DeltaShape& shape = a.w.shape;
   const int64_t row = blockIdx.y;
   const int heads = 2 * shape.nk + shape.nv;

@@ -49,17 +49,18 @@ struct DeltaStep {
 struct DeltaArgs {
   DeltaLayer w;
   DeltaIo io;
-  int rows = 0;  // of the step
-  int groups = 0;
+  int rows = 0;                                 // of the step
+  int groups = 0;                               // those without rows are left out
   const DeltaStepRow* row_plans = nullptr;      // device [rows]
   const DeltaStepGroup* group_plans = nullptr;  // device [groups], of this layer
-  float* conv = nullptr;     // scratch [rows, conv_dim]: q | k | v after convolution, q and k normalised
-  float* gates = nullptr;    // scratch [rows, 2 nv]: alpha, beta
-  float* mixed = nullptr;    // out [rows, value_dim], before the gated norm
-  float* saved = nullptr;    // scratch [groups][state_slots][state_elems]: states put aside
-  int state_slots = 0;       // of one tree
-  int shared_per_block = 0;  // DeviceInfo::shared_per_block
-  int processors = 0;        // DeviceInfo::processors
+  float* conv = nullptr;          // scratch [rows, conv_dim]: q | k | v after convolution, q and k normalised
+  float* gates = nullptr;         // scratch [rows, 2 nv]: alpha, beta
+  float* mixed = nullptr;         // out [rows, value_dim], before the gated norm
+  float* saved = nullptr;         // scratch [groups][state_slots][state_elems]: states put aside
+  int state_slots = 0;            // of one tree
+  int shared_per_block = 0;       // DeviceInfo::shared_per_block
+  int processors = 0;             // DeviceInfo::processors
+  const int32_t* live = nullptr;  // device: of them in use, nullptr = all
 };
 // Convolution by parents, SiLU, L2 norms, gates; fills the replay of groups that do not commit (but d).
 void launch_delta_conv(Stream& stream, const DeltaArgs& args);
@@ -69,9 +70,9 @@ void launch_delta_columns(Stream& stream, const DeltaArgs& args);
 using DeltaRule = void (*)(Stream&, const DeltaArgs&);
 // Rows of a sequence that a block has in shared memory before the first; more follow in tiles.
 inline constexpr int kDeltaRowsAtOnce = 24;
-// The form for groups of a step: columns for 2 to kDeltaRowsAtOnce rows of one sequence and slices for the rest (columns
-// are slower where tiles follow each other, SPEED.md). It goes by the number of rows alone: a choice by what they are
-// would give equally many rows of a tree and of a chain two graphs.
+// The form for groups of a step: columns for 2 to kDeltaRowsAtOnce rows of one sequence and slices for the rest
+// (columns are slower where tiles follow each other, SPEED.md). It goes by the number of rows alone: a choice by what
+// they are would give equally many rows of a tree and of a chain two graphs.
 DeltaRule delta_rule(std::span<const DeltaStepGroup> groups);
 
 // Replays rows path[0..*count) of one sequence into state and taps of all layers.

@@ -31,7 +31,7 @@ __global__ void prepare_f32_kernel(PrepareArgs args) {
   wait_for_previous();
   const int supers = static_cast<int>(super_blocks(args.k));
   const int64_t item = int64_t{blockIdx.x} * kWarps + warp_id();
-  if (item >= int64_t{supers} * args.rows) return;
+  if (item >= int64_t{supers} * rows_in_use(args.live, args.rows)) return;
   const int row = static_cast<int>(item / supers);
   const int s = static_cast<int>(item % supers);
   float x[8];

@@ -77,7 +77,7 @@ TND_DEVICE float decode_float(DType type, const uint8_t* unit, int o, int k) {
 __global__ void __launch_bounds__(kThreads) embed_kernel(EmbedArgs args) {
   wait_for_previous();
   const int k = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
-  if (k >= args.table.k) return;
+  if (k >= args.table.k || static_cast<int>(blockIdx.y) >= rows_in_use(args.live, args.rows)) return;
   const DType type = args.table.type;
   const int token = args.tokens[blockIdx.y];
   const int outs = unit_outs(type);

@@ -30,6 +30,7 @@ uint32_t act_form(DType type) {
 MatmulJobs jobs_of(const MatmulGroup& group, KernelSet set) {
   MatmulJobs jobs;
   jobs.rows = group.rows;
+  jobs.live = group.live;
   jobs.acts = group.acts;
   jobs.swiglu = group.swiglu;
   jobs.norm = group.norm;

@@ -85,6 +85,7 @@ struct PrepareArgs {
   int32_t k = 0;       // any; a multiple of 32 for kFormQ32, of 256 for kFormQ256
   uint32_t forms = 0;  // to produce
   ActsView acts;
+  const int32_t* live = nullptr;  // device: rows in use, nullptr = all
 };
 void launch_prepare(Stream& stream, const PrepareArgs& args);
 
@@ -112,6 +113,9 @@ struct MatmulGroup {
   MatmulProduct products[kMaxProducts];
   int32_t count = 0;
   int32_t rows = 0;  // 1 or more
+  // device: rows in use, 1 or more, nullptr = all. What multiplies them goes by `rows`; the others are neither read nor
+  // written. Not for rows of a prompt.
+  const int32_t* live = nullptr;
   ActsView acts;
   // With pairs here the products are gate and up, of one type (F16 or BF16), n and k, and the pairs of silu(gate) * up
   // are written instead of y. acts are other pairs. Where matmul_fuses().
@@ -138,8 +142,9 @@ struct EmbedArgs {
   DeviceWeight table;
   const int32_t* tokens = nullptr;  // device [rows], each in [0, table.n)
   int32_t rows = 0;
-  float* y = nullptr;    // device [rows, k]
-  int64_t y_stride = 0;  // elements
+  float* y = nullptr;             // device [rows, k]
+  int64_t y_stride = 0;           // elements
+  const int32_t* live = nullptr;  // device: rows in use, nullptr = all
 };
 void launch_embed(Stream& stream, const EmbedArgs& args);
 

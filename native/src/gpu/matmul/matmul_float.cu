@@ -198,10 +198,11 @@ TND_DEVICE void multiply(const MatmulJobs& args, const MatmulJob& job, int block
       for (int r = 0; r < ROWS; ++r) red[(k_lane * ROWS + r) * kWidth + o * kOuts + lane] = acc[o][r];
     }
     __syncthreads();
+    const int rows = rows_in_use(args.live, args.rows);
     for (int i = static_cast<int>(threadIdx.x); i < ROWS * kWidth; i += kThreads) {
       const int row = row0 + i / kWidth;
       const int out = group * kWidth + i % kWidth;
-      if (row >= args.rows || out >= job.n) continue;
+      if (row >= rows || out >= job.n) continue;
       constexpr int kPitch = ROWS * kWidth;
       float y = (red[i] + red[i + kPitch]) + (red[i + 2 * kPitch] + red[i + 3 * kPitch]);
       const int64_t at = row * job.y_stride + out;

@@ -251,7 +251,9 @@ struct HalfProduct {
     const int first_lane = (rank * kWarps + warp) * kWarpLanes;
     const int first = lane_start(first_lane, blocks), last = lane_start(first_lane + kWarpLanes, blocks);
     const int row0 = chunk * kCols;
-    const int rows = args.rows - row0 < kCols ? args.rows - row0 : kCols;
+    // Places are laid out for as many rows as the launch is; those in use lie next to each other in them.
+    const int all = rows_in_use(args.live, args.rows), rows = all - row0 < kCols ? all - row0 : kCols;
+    if (chunk > 0 && rows <= 0) return;  // the first chunk need not wait for the number
     const int place_size = place_bytes(args.rows < kCols ? args.rows : kCols);
     const int ring_bytes = places(blocks, whole) * place_size;
     uint8_t* const ring = rings + warp * ring_bytes;

@@ -23,6 +23,7 @@ struct MatmulJobs {
   int32_t count = 0;
   int32_t rows = 0;
   int32_t k = 0;
+  const int32_t* live = nullptr;  // as in MatmulGroup
   ActsView acts;
   ActsView swiglu;  // as in MatmulGroup
   NormInput norm;

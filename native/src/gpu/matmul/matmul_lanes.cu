@@ -285,11 +285,12 @@ TND_DEVICE void finish(const LanesWarp& w, const LanesArgs& args, const Unit& un
   const int out = unit.of_job * kOuts + w.lane % kOuts, row = w.k_lane * 2 + w.lane / kOuts;
   const int64_t at = row * job.y_stride + out;
   const float* const from = job.residual;
+  const int rows = rows_in_use(args.jobs.live, args.jobs.rows);
   bool exists[kTiles];
   float residual[kTiles] = {};
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
-    exists[tile] = row + tile * 8 < args.jobs.rows && out < job.n;
+    exists[tile] = row + tile * 8 < rows && out < job.n;
     if (from != nullptr && exists[tile]) residual[tile] = from[at + tile * 8 * job.y_stride];
   }
   const int sets = sets_of<MIXED>(w, args), set = sets == 2 ? number % 2 : 0;

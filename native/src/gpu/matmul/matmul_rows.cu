@@ -48,7 +48,9 @@ TND_DEVICE void multiply_units(const MatmulJobs& args, const MatmulJob& job, int
   const int k_lane = static_cast<int>(warp_id());
   const int supers = static_cast<int>(super_blocks(args.k));
   const int row0 = static_cast<int>(blockIdx.y) * COLS;
-  const int rows = args.rows - row0 < COLS ? args.rows - row0 : COLS;
+  const int all = rows_in_use(args.live, args.rows);
+  if (row0 > 0 && row0 >= all) return;  // the first chunk need not wait for the number
+  const int rows = all - row0 < COLS ? all - row0 : COLS;
   uint8_t* const ring = smem + k_lane * kStages * T::kBytes;
 
   // fetch starts the copy of the next super-block into a place of the ring; past the end it only counts.
@@ -78,7 +80,7 @@ TND_DEVICE void multiply_units(const MatmulJobs& args, const MatmulJob& job, int
   for (int unit = block; unit < job.units; unit += job.blocks) {
     float acc[1][kTiles][U::kElems] = {};
     for (int s = k_lane; s < supers; s += kLanes) {
-      const SuperInput in = global_input<T::kForm>(args.acts, s, row0, args.rows);
+      const SuperInput in = global_input<T::kForm>(args.acts, s, row0, row0 + rows);
       if constexpr (U::kRing) {
         copy_async_wait<kStages - 2>();
         sync_warp();  // all lanes have left the place that fetch fills next

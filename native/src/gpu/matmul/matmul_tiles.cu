@@ -165,6 +165,7 @@ TND_DEVICE void multiply_tile(const MatmulJobs& args, const MatmulJob& job, int 
       }
     }
   }
+  const int rows = rows_in_use(args.live, args.rows);  // read here: the sums leave no register for it
 #pragma unroll
   for (int u = 0; u < kWarpUnits; ++u) {
 #pragma unroll
@@ -177,7 +178,7 @@ TND_DEVICE void multiply_tile(const MatmulJobs& args, const MatmulJob& job, int 
       for (int i = 0; i < 4; ++i) {
         const int row = col0 + warp_col + tile * U::kCols + U::column(lane, i);
         const int out = (unit0 + warp_unit + u) * kUnitOuts + U::out(lane, U::out_index(i));
-        if (row >= args.rows || out >= job.n) continue;
+        if (row >= rows || out >= job.n) continue;
         float y = first[i] + (third[i] + acc[u][tile][i]);
         const int64_t at = row * job.y_stride + out;
         if (job.residual != nullptr) y = job.residual[at] + y;
@@ -199,7 +200,7 @@ __global__ void __launch_bounds__(kThreads, 1) matmul_tiles_kernel(MatmulJobs ar
     TND_DYNAMIC_SHARED(uint8_t, smem);
     uint8_t* const scratch = args.scratch + int64_t{blockIdx.x} * scratch_bytes(COLS);
     wait_for_previous();
-    const int column_tiles = (args.rows + COLS - 1) / COLS;
+    const int column_tiles = (rows_in_use(args.live, args.rows) + COLS - 1) / COLS;
     int items = 0;
     for (int i = 0; i < args.count; ++i) items += args.jobs[i].blocks * column_tiles;
     for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {

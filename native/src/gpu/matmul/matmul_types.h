@@ -6,7 +6,8 @@
 //   kForm     of its activations
 //   kMin      whether it has mins
 //   Head      scales of a super-block, decoded once; head(super, lane)
-//   words     codes of a pair of groups, [group of the pair][piece][word], each a multiple 1 / kUnscale of the contract's
+//   words     codes of a pair of groups, [group of the pair][piece][word], each a multiple 1 / kUnscale of
+//             the contract's
 // and, by kForm,
 //   kFormQ256 groups of kGroup (16 or 32) elements: an integer scale(head, o, j) each, times head.d[o] for all;
 //             mins head.mn[o], times head.dmin[o]; kUnsigned: codes are unsigned bytes

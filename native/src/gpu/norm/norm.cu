@@ -43,6 +43,7 @@ __global__ void __launch_bounds__(kMaxWarps* TND_WARP) norm_held_kernel(NormArgs
   TND_DYNAMIC_SHARED(float, staged);
   TND_SHARED(float, scale, [1]);
   let_next_start();
+  if (static_cast<int>(blockIdx.x) >= rows_in_use(a.live, a.rows)) return;
   const int s = static_cast<int>(warp_id()), first = s * kSuper + static_cast<int>(lane_id()) * 8;
   const bool live = first < a.dim;
   float w[8], x[8];
@@ -136,6 +137,7 @@ __global__ void __launch_bounds__(WARPS* TND_WARP, resident(BLOCKS)) norm_scaled
 __global__ void __launch_bounds__(kMaxWarps* TND_WARP) norm_long_kernel(NormArgs a) {
   TND_SHARED(float, scale, [1]);
   let_next_start();
+  if (static_cast<int>(blockIdx.x) >= rows_in_use(a.live, a.rows)) return;
   wait_for_previous();
   const float* row = row_of(a);
   if (warp_id() == 0) {
@@ -173,6 +175,7 @@ static_assert(kPair == kSuper);
 __global__ void __launch_bounds__(kGatedWarps* TND_WARP) gated_norm_kernel(GatedNormArgs a) {
   TND_SHARED(float, rows, [kGatedWarps][kPair]);
   let_next_start();
+  if (static_cast<int>(blockIdx.y) >= rows_in_use(a.live, a.rows)) return;
   const int lane = static_cast<int>(lane_id()), pair = static_cast<int>(blockIdx.x * kGatedWarps + warp_id());
   const int pairs = (a.heads + 1) / 2;
   float w[8], z[8];
@@ -241,7 +244,7 @@ void launch_gated_norm(Stream& stream, const GatedNormArgs& args) {
          gated_norm_kernel, a);
   if (!scaled) return;
   const int32_t width = args.heads * kDeltaDim;
-  launch_prepare(stream, {args.y, width, args.rows, width, args.forms, args.acts});
+  launch_prepare(stream, {args.y, width, args.rows, width, args.forms, args.acts, args.live});
 }
 
 }  // namespace tnd::gpu

@@ -19,6 +19,7 @@ struct NormArgs {
   ActsView acts;       // output prepared as matmul input when forms != 0
   uint32_t forms = 0;
   const int32_t* gather = nullptr;  // device [rows]: rows of x, nullptr = all in order
+  const int32_t* live = nullptr;    // device: rows in use, nullptr = all
 };
 void launch_norm(Stream& stream, const NormArgs& args);
 
@@ -32,6 +33,7 @@ struct GatedNormArgs {
   float* y = nullptr;  // [rows, heads * 128], may be o; scratch when forms != 0
   ActsView acts;       // output prepared as matmul input when forms != 0
   uint32_t forms = 0;
+  const int32_t* live = nullptr;  // as NormArgs'
 };
 void launch_gated_norm(Stream& stream, const GatedNormArgs& args);
 

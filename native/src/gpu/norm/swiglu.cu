@@ -32,6 +32,7 @@ TND_DEVICE void swiglu_eight(const SwigluArgs& a, int64_t row, int s, float (&y)
 
 __global__ void __launch_bounds__(kWarps* TND_WARP) swiglu_kernel(SwigluArgs a) {
   let_next_start();
+  if (static_cast<int>(blockIdx.y) >= rows_in_use(a.live, a.rows)) return;
   wait_for_previous();
   const int s = static_cast<int>(blockIdx.x * kWarps + warp_id());
   if (s >= super_blocks(a.dim)) return;

@@ -16,6 +16,7 @@ struct SwigluArgs {
   float* y = nullptr;  // [rows, dim], may be gate or up; unused when forms != 0
   ActsView acts;       // output prepared as matmul input when forms != 0
   uint32_t forms = 0;
+  const int32_t* live = nullptr;  // device: rows in use, nullptr = all
 };
 void launch_swiglu(Stream& stream, const SwigluArgs& args);
 

@@ -14,6 +14,7 @@ unsigned blocks_for(int64_t n) {
 
 // Block (x, i) copies elements of row i.
 __global__ void copy_rows_f32_kernel(CopyRowsArgs a) {
+  if (static_cast<int>(blockIdx.y) >= rows_in_use(a.live, a.n)) return;
   const float* from = a.src + a.rows[blockIdx.y] * a.dim;
   float* to = a.dst + (a.to != nullptr ? a.to[blockIdx.y] : int64_t{blockIdx.y}) * a.dst_stride;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < a.dim; i += int64_t{gridDim.x} * kThreads) {
@@ -28,31 +29,59 @@ __global__ void copy_kernel(CopyArgs a) {
   if (i < a.bytes / 16) static_cast<uint4*>(a.dst)[i] = static_cast<const uint4*>(a.src)[i];
 }
 
+// As many rows as are in use, of any number of words.
+__global__ void copy_live_kernel(CopyArgs a) {
+  let_next_start();
+  const uint64_t words = static_cast<uint64_t>(*a.live) * (a.row_bytes / 4);
+  wait_for_previous();
+  const uint64_t step = uint64_t{gridDim.x} * kThreads;
+  for (uint64_t i = uint64_t{blockIdx.x} * kThreads + threadIdx.x; i < words; i += step) {
+    static_cast<uint32_t*>(a.dst)[i] = static_cast<const uint32_t*>(a.src)[i];
+  }
+}
+
+// Elements in use.
+template <typename A>
+TND_DEVICE int64_t elements_of(const A& a) {
+  return a.live != nullptr ? *a.live * a.row : a.n;
+}
+
 __global__ void round_bf16_kernel(RoundArgs a) {
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < a.n; i += int64_t{gridDim.x} * kThreads) {
+  const int64_t n = elements_of(a);
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < n; i += int64_t{gridDim.x} * kThreads) {
     a.dst[i] = f32_to_bf16(a.src[i]);
   }
 }
 
 __global__ void widen_bf16_kernel(WidenArgs a) {
   let_next_start();
+  const int64_t n = elements_of(a);
   wait_for_previous();
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < a.n; i += int64_t{gridDim.x} * kThreads) {
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < n; i += int64_t{gridDim.x} * kThreads) {
     a.dst[i] = bf16_to_f32(a.src[i]);
   }
 }
 
+// Both ranges, one behind the other. An index into them would put them into local memory.
 __global__ void plan_kernel(PlanArgs a) {
-  const uint64_t i = uint64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i < a.bytes / 16) static_cast<uint4*>(a.dst)[i] = static_cast<const uint4*>(a.host)[i];
+  const PlanArgs::Range &first = a.ranges[0], &second = a.ranges[1];
+  uint64_t i = uint64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const bool in_second = i >= first.bytes / 16;
+  if (in_second) i -= first.bytes / 16;
+  if (in_second && i >= second.bytes / 16) return;
+  void* const dst = in_second ? second.dst : first.dst;
+  const void* const src = in_second ? second.src : first.src;
+  static_cast<uint4*>(dst)[i] = static_cast<const uint4*>(src)[i];
 }
 
 constexpr unsigned kResultThreads = 512;
 __global__ void __launch_bounds__(kResultThreads) results_kernel(ResultsArgs a) {
   const uint64_t number = *a.number;  // of the plan: older than the launch before
   wait_for_previous();
-  for (uint64_t i = threadIdx.x; i < a.bytes / 16; i += kResultThreads) {
-    static_cast<uint4*>(a.host)[i] = static_cast<const uint4*>(a.src)[i];
+  for (const ResultsArgs::Range& range : a.ranges) {
+    for (uint64_t i = threadIdx.x; i < range.bytes / 16; i += kResultThreads) {
+      static_cast<uint4*>(range.dst)[i] = static_cast<const uint4*>(range.src)[i];
+    }
   }
   __threadfence_system();
   __syncthreads();
@@ -62,7 +91,8 @@ __global__ void __launch_bounds__(kResultThreads) results_kernel(ResultsArgs a) 
 }  // namespace
 
 void launch_plan(Stream& stream, const PlanArgs& args) {
-  launch(stream, {.grid = {blocks_for(static_cast<int64_t>(args.bytes / 16))}, .block = {kThreads}, .name = "plan"},
+  const uint64_t bytes = args.ranges[0].bytes + args.ranges[1].bytes;
+  launch(stream, {.grid = {blocks_for(static_cast<int64_t>(bytes / 16))}, .block = {kThreads}, .name = "plan"},
          plan_kernel, args);
 }
 
@@ -88,6 +118,14 @@ void launch_widen_bf16(Stream& stream, const WidenArgs& args) {
 void launch_copy(Stream& stream, const CopyArgs& args) {
   constexpr uint64_t kMost = 1 << 20;
   const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
+  if (args.live != nullptr) {
+    return launch(stream,
+                  {.grid = {blocks_for(static_cast<int64_t>(args.bytes / 4))},
+                   .block = {kThreads},
+                   .overlap = true,
+                   .name = "copy"},
+                  copy_live_kernel, args);
+  }
   if (args.bytes > kMost || args.bytes % 16 != 0 || !aligned(args.dst) || !aligned(args.src)) {
     return stream.copy(args.dst, args.src, args.bytes);
   }

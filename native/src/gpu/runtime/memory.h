@@ -14,6 +14,7 @@ struct CopyRowsArgs {
   int64_t dim = 0;
   float* dst = nullptr;  // [.., dim], row stride dst_stride
   int64_t dst_stride = 0;
+  const int32_t* live = nullptr;  // device: of them in use, nullptr = all
 };
 void launch_copy_rows(Stream& stream, const CopyRowsArgs& args);
 
@@ -22,6 +23,8 @@ struct RoundArgs {
   const float* src = nullptr;
   uint16_t* dst = nullptr;
   int64_t n = 0;
+  const int32_t* live = nullptr;  // device: rows in use of `row` elements, nullptr = n elements
+  int64_t row = 0;
 };
 void launch_round_bf16(Stream& stream, const RoundArgs& args);
 
@@ -30,6 +33,8 @@ struct WidenArgs {
   const uint16_t* src = nullptr;  // bfloat16
   float* dst = nullptr;
   int64_t n = 0;
+  const int32_t* live = nullptr;  // as RoundArgs'
+  int64_t row = 0;
 };
 void launch_widen_bf16(Stream& stream, const WidenArgs& args);
 
@@ -38,6 +43,8 @@ struct CopyArgs {
   void* dst = nullptr;
   const void* src = nullptr;
   uint64_t bytes = 0;
+  const int32_t* live = nullptr;  // device: rows in use of row_bytes, nullptr = all bytes
+  uint64_t row_bytes = 0;         // a multiple of 4 with live
 };
 void launch_copy(Stream& stream, const CopyArgs& args);
 
@@ -45,15 +52,21 @@ void launch_copy(Stream& stream, const CopyArgs& args);
 // microseconds to begin and to be waited for. Nothing that follows a plan may start before it is complete
 // (Stream::no_overlap). When results are on the host, *done becomes *number.
 struct PlanArgs {
-  void* dst = nullptr;         // 16-byte aligned, as host is
-  const void* host = nullptr;  // pinned
-  uint64_t bytes = 0;          // multiple of 16
+  struct Range {
+    void* dst = nullptr;        // 16-byte aligned, as src is
+    const void* src = nullptr;  // pinned
+    uint64_t bytes = 0;         // multiple of 16
+  };
+  Range ranges[2];
 };
 void launch_plan(Stream& stream, const PlanArgs& args);
 struct ResultsArgs {
-  void* host = nullptr;  // pinned
-  const void* src = nullptr;
-  uint64_t bytes = 0;                // multiple of 16; small: one block copies them
+  struct Range {
+    void* dst = nullptr;  // pinned
+    const void* src = nullptr;
+    uint64_t bytes = 0;  // multiple of 16; small: one block copies them
+  };
+  Range ranges[2];
   uint64_t* done = nullptr;          // pinned
   const uint64_t* number = nullptr;  // device
 };

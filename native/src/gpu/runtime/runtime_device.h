@@ -4,7 +4,8 @@
 //
 // Rules that keep one source right everywhere:
 //   - A warp is TND_WARP = 32 lanes. Warp functions are called by all 32 lanes of a warp together; the emulation
-//     reports a lane that is missing. Lanes are not in lockstep between them: exchange through memory needs sync_warp().
+//     reports a lane that is missing. Lanes are not in lockstep between them: exchange through memory needs
+//     sync_warp().
 //   - __syncthreads() is called by all threads of the block; the emulation reports one that is missing.
 //   - Floating point is IEEE with explicit fmaf, built without contraction. Elementary functions are those of
 //     core/elementary.h (exp_f32 and so on), never the vendor's.
@@ -52,6 +53,12 @@
 #endif
 
 namespace tnd::gpu {
+
+// rows_in_use returns the rows of an operation that was recorded for up to `most`: *live of the step's plan, which is
+// older than the launches before; all where live is nullptr.
+TND_DEVICE int rows_in_use(const int32_t* live, int most) {
+  return live != nullptr ? *live : most;
+}
 
 TND_DEVICE unsigned lane_id() {
   return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % TND_WARP;
@@ -419,9 +426,9 @@ TND_DEVICE void keep_order() {
 #endif
 }
 
-// no_sink is an optimisation barrier: clang computes v here instead of moving the computation into the later branch that
-// uses it, where its operands (of a matrix product, or both factors of a scaled sum) would have to stay alive. It has no
-// effect with other compilers.
+// no_sink is an optimisation barrier: clang computes v here instead of moving the computation into the later branch
+// that uses it, where its operands (of a matrix product, or both factors of a scaled sum) would have to stay alive. It
+// has no effect with other compilers.
 TND_DEVICE void no_sink([[maybe_unused]] float& v) {
 #if defined(__HIP_DEVICE_COMPILE__)
   asm volatile("" : "+v"(v));

@@ -340,6 +340,7 @@ __global__ void __launch_bounds__(kThreads, 1) choose_kernel(ChooseArgs a) {
   TND_SHARED(Shared, shared, [1]);
   Shared& s = shared[0];
   let_next_start();
+  if (static_cast<int>(blockIdx.x) >= rows_in_use(a.live, a.rows)) return;
   wait_for_previous();
   const int64_t row = blockIdx.x, blocks = blocks_of(a.vocab);
   const Scratch scratch = scratch_of(a, row);

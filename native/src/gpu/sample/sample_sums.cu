@@ -25,6 +25,7 @@ __global__ void __launch_bounds__(kReadThreads, 4) choose_maxima_kernel(ChooseAr
   TND_SHARED(float, room, [kBlock]);
   TND_SHARED(uint64_t, best, [2][kReadWarps]);
   let_next_start();
+  if (static_cast<int>(blockIdx.y) >= rows_in_use(a.live, a.rows)) return;
   wait_for_previous();
   const int64_t block = blockIdx.x, row = blockIdx.y, first = block * kBlock;
   const int tid = static_cast<int>(threadIdx.x);
@@ -155,6 +156,7 @@ template <int BLOCKS>
 __global__ void __launch_bounds__(kReadThreads, 4) choose_sums_kernel(ChooseArgs a) {
   TND_SHARED(BlockRoom<BLOCKS>, room, [1]);
   let_next_start();
+  if (static_cast<int>(blockIdx.y) >= rows_in_use(a.live, a.rows)) return;
   wait_for_previous();
   const int64_t first_block = int64_t{blockIdx.x} * BLOCKS, row = blockIdx.y, blocks = blocks_of(a.vocab);
   const ChooseRow& plan = a.plans[row];

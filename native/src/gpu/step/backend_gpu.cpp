@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "gpu/attention/kv.h"
 #include "gpu/attention/rope.h"
@@ -20,6 +21,19 @@ constexpr int kGraphRows = 64;   // wider steps are prompts: their launches are 
 constexpr int kActsRows = 128;   // that kernels for rows of prompts read at a time
 constexpr uint64_t kDeviceAlign = 256;
 constexpr int kMaxPath = 128;  // rows of a commit: max_tree_rows
+
+// Keys of what layers have in common (Recorder::put_same).
+enum Key {
+  kAttentionRows,
+  kAttentionTails,
+  kAttentionPages,
+  kAttentionBulk,
+  kAttentionTail,
+  kDeltaRows,
+  kDeltaChunks,
+  kDeltaChains
+};
+static_assert(kDeltaChains < Recorder::kKeys);
 
 }  // namespace
 
@@ -87,6 +101,12 @@ GpuBackend::Parts GpuBackend::outputs(Acts* acts, int rows) const {
   return parts(*acts, rows);
 }
 
+GpuBackend::Rows GpuBackend::bucketed(int rows) {
+  const int most = row_room(rows);
+  if (prompt_rows_ > 0 || most == 1) return {rows, nullptr};
+  return {most, recorder_.count(rows)};
+}
+
 void GpuBackend::plan_scratch(Arena& arena, const ScratchLimits& limits) {
   limits_ = limits;
   const auto take = [&](uint64_t bytes) { return take_aligned(arena, Purpose::kScratch, bytes, kDeviceAlign); };
@@ -107,7 +127,7 @@ void GpuBackend::plan_scratch(Arena& arena, const ScratchLimits& limits) {
   if (a.q_heads > 0) {
     query_ = floats(rows * a.q_heads * a.kv.dim);
     attention_scratch_bytes_ =
-        attention_scratch_bytes(attention_mode(a.kv, info_), a.kv, a.q_heads, static_cast<int>(rows));
+        attention_scratch_bytes(attention_mode(a.kv, info_), a.kv, a.q_heads, row_bucket(limits.rows));
     attention_scratch_ = take(attention_scratch_bytes_);
   }
   if (limits.score.q_heads > 0) {
@@ -120,17 +140,19 @@ void GpuBackend::plan_scratch(Arena& arena, const ScratchLimits& limits) {
     head_acts_ = acts_of(arena, limits.max_k, limits.head_rows, limits.forms, false);
     choose_scratch_ = take(choose_scratch_bytes(vocab, limits.head_rows));
   }
-  // Plans: rows of attention and DeltaNet with their ancestors, page tables, positions, tokens; masks, and one row's
-  // bias and penalty lists at their longest. Results: numbers per row, features, one row of logits.
+  // Plans: rows of attention and DeltaNet with their ancestors, page tables, positions, tokens, transfers; loose: masks,
+  // and one row's bias and penalty lists at their longest. Results: features, one row of logits; loose: numbers per row.
   constexpr uint64_t kMiB = uint64_t{1} << 20;
   const int64_t pages = limits.score.q_heads > 0 ? kv_pages(limits.score.kv.capacity) : limits.pages;
-  const uint64_t plan = kMiB + static_cast<uint64_t>(rows * 4096 + head_rows * (vocab / 8) + vocab * 16 + pages * 8);
-  const uint64_t results =
-      4 * kMiB + static_cast<uint64_t>(head_rows * (int64_t{limits.max_top_k} * 8 + 256) + vocab * 8);
-  void* plan_memory = take(plan);
-  void* result_memory = take(results);
+  Recorder::Sizes sizes;
+  sizes.plan = kMiB + static_cast<uint64_t>(row_bucket(limits.rows) * int64_t{4096} + vocab * 8 + pages * 32);
+  sizes.loose_plan = kMiB / 4 + static_cast<uint64_t>(head_rows * (vocab / 8 + 64) + vocab * 16);
+  sizes.results = 4 * kMiB + static_cast<uint64_t>(vocab * 8);
+  sizes.loose_results = kMiB / 4 + static_cast<uint64_t>(head_rows * (int64_t{limits.max_top_k} * 8 + 256));
+  void* plan_memory = take(Recorder::padded(sizes.plan) + Recorder::padded(sizes.loose_plan));
+  void* result_memory = take(Recorder::padded(sizes.results) + Recorder::padded(sizes.loose_results));
   if (arena.measuring()) return;
-  const Status status = recorder_.set_memory(plan_memory, plan, result_memory, results);
+  const Status status = recorder_.set_memory(plan_memory, result_memory, sizes);
   if (!status.ok()) stream_.fail(status);
 }
 
@@ -168,6 +190,63 @@ void GpuBackend::upload_bf16(float* dst, const void* src, int64_t n) {
   }
 }
 
+void GpuBackend::upload_rows(float* dst, const float* src, int rows, int64_t dim) {
+  const int most = row_room(rows);
+  const uint64_t row_bytes = static_cast<uint64_t>(dim) * sizeof(float);
+  const uint64_t bytes = static_cast<uint64_t>(most) * row_bytes;
+  if (prompt_rows_ > 0 || bytes > recorder_.plan_capacity() / 2) return upload(dst, src, rows * dim);
+  if (!recorder_.reserve(Recorder::padded(bytes))) return;
+  const Rows r = bucketed(rows);
+  copy(dst, recorder_.put(src, static_cast<size_t>(rows * dim), static_cast<size_t>(most * dim)), bytes);
+  CopyArgs& args = *recorder_.last(launch_copy);
+  args.live = r.live;
+  args.row_bytes = row_bytes;
+}
+
+void GpuBackend::upload_rows_bf16(float* dst, const void* src, int rows, int64_t dim) {
+  const int64_t n = row_room(rows) * dim;
+  const uint64_t bytes = static_cast<uint64_t>(n) * sizeof(uint16_t);
+  if (prompt_rows_ > 0 || bytes > recorder_.plan_capacity() / 2) return upload_bf16(dst, src, rows * dim);
+  if (!recorder_.reserve(Recorder::padded(bytes))) return;
+  const Rows r = bucketed(rows);
+  const auto* from = static_cast<const uint8_t*>(src);
+  const void* const at =
+      recorder_.put(from, static_cast<size_t>(rows * dim) * sizeof(uint16_t), static_cast<size_t>(bytes));
+  WidenArgs& args = recorder_.add(launch_widen_bf16);
+  args.src = static_cast<const uint16_t*>(at);
+  args.dst = dst;
+  args.n = n;
+  args.live = r.live;
+  args.row = dim;
+}
+
+void GpuBackend::download_rows(float* host, const float* src, int rows, int64_t dim) {
+  const uint64_t row_bytes = static_cast<uint64_t>(dim) * sizeof(float);
+  const uint64_t bytes = static_cast<uint64_t>(row_room(rows)) * row_bytes;
+  if (prompt_rows_ > 0 || bytes > recorder_.result_capacity() / 2) return download(host, src, rows * dim);
+  if (!recorder_.reserve(0, Recorder::padded(bytes))) return;
+  const Rows r = bucketed(rows);
+  copy(recorder_.result(host, static_cast<uint64_t>(rows) * row_bytes, bytes), src, bytes);
+  CopyArgs& args = *recorder_.last(launch_copy);
+  args.live = r.live;
+  args.row_bytes = row_bytes;
+}
+
+void GpuBackend::download_rows_bf16(uint16_t* host, const float* src, int rows, int64_t dim) {
+  const int64_t n = row_room(rows) * dim;
+  const uint64_t bytes = static_cast<uint64_t>(n) * sizeof(uint16_t);
+  if (prompt_rows_ > 0 || bytes > recorder_.result_capacity() / 2) return download_bf16(host, src, rows * dim);
+  if (!recorder_.reserve(0, Recorder::padded(bytes))) return;
+  const Rows r = bucketed(rows);
+  RoundArgs& args = recorder_.add(launch_round_bf16);
+  args.src = src;
+  args.dst =
+      static_cast<uint16_t*>(recorder_.result(host, static_cast<uint64_t>(rows * dim) * sizeof(uint16_t), bytes));
+  args.n = n;
+  args.live = r.live;
+  args.row = dim;
+}
+
 void GpuBackend::zero(float* dst, int64_t n) {
   FillArgs& args = recorder_.add(launch_fill);
   args.dst = dst;
@@ -200,14 +279,17 @@ void GpuBackend::download_bf16(uint16_t* host, const float* src, int64_t n) {
 
 void GpuBackend::copy_rows(const float* x, int64_t dim, std::span<const int32_t> rows, std::span<const int32_t> to,
                            float* dst, int64_t dst_stride) {
-  if (rows.empty() || !recorder_.reserve(Recorder::padded(rows.size_bytes()) + Recorder::padded(to.size_bytes()))) {
-    return;
-  }
+  if (rows.empty()) return;
+  const int n = static_cast<int>(rows.size());
+  const size_t most = static_cast<size_t>(row_room(n));
+  if (!recorder_.reserve(2 * Recorder::padded(most * sizeof(int32_t)))) return;
+  const Rows r = bucketed(n);
   CopyRowsArgs& args = recorder_.add(launch_copy_rows);
   args.src = x;
-  args.rows = recorder_.put(rows);
-  if (!to.empty()) args.to = recorder_.put(to);
-  args.n = static_cast<int32_t>(rows.size());
+  args.rows = recorder_.put(rows, most);
+  if (!to.empty()) args.to = recorder_.put(to, most);
+  args.n = r.most;
+  args.live = r.live;
   args.dim = dim;
   args.dst = dst;
   args.dst_stride = dst_stride;
@@ -216,11 +298,15 @@ void GpuBackend::copy_rows(const float* x, int64_t dim, std::span<const int32_t>
 // ---- rows
 
 void GpuBackend::embed(const Matrix& table, std::span<const int32_t> tokens, float* x) {
-  if (!recorder_.reserve(Recorder::padded(tokens.size_bytes()))) return;
+  const int rows = static_cast<int>(tokens.size());
+  const size_t most = static_cast<size_t>(row_room(rows));
+  if (!recorder_.reserve(Recorder::padded(most * sizeof(int32_t)))) return;
+  const Rows r = bucketed(rows);
   EmbedArgs& args = recorder_.add(launch_embed);
   args.table = static_cast<const GpuMatrix&>(table).weight;
-  args.tokens = recorder_.put(tokens);
-  args.rows = static_cast<int32_t>(tokens.size());
+  args.tokens = recorder_.put(tokens, most);
+  args.rows = r.most;
+  args.live = r.live;
   args.y = x;
   args.y_stride = table.k;
 }
@@ -239,26 +325,32 @@ void fill_norm(NormArgs& args, const float* x, const float* w, float eps, int ro
 }  // namespace
 
 void GpuBackend::norm(const float* x, const float* w, float eps, int rows, int64_t dim, InputForms forms, Acts* out) {
-  for (const Part& part : outputs(out, rows)) {
+  const Rows r = bucketed(rows);
+  for (const Part& part : outputs(out, r.most)) {
     NormArgs& args = recorder_.add(launch_norm);
     fill_norm(args, x + part.first * dim, w, eps, part.rows, dim);
+    args.live = r.live;
     args.acts = part.acts;
     args.forms = forms;
   }
 }
 
 void GpuBackend::norm_rows(const float* x, const float* w, float eps, int rows, int64_t dim, float* y) {
+  const Rows r = bucketed(rows);
   NormArgs& args = recorder_.add(launch_norm);
-  fill_norm(args, x, w, eps, rows, dim);
+  fill_norm(args, x, w, eps, r.most, dim);
+  args.live = r.live;
   args.y = y;
 }
 
 void GpuBackend::prepare(const float* x, int64_t stride, int rows, int64_t dim, InputForms forms, Acts* out) {
-  for (const Part& part : outputs(out, rows)) {
+  const Rows r = bucketed(rows);
+  for (const Part& part : outputs(out, r.most)) {
     PrepareArgs& args = recorder_.add(launch_prepare);
     args.x = x + part.first * stride;
     args.x_stride = stride;
     args.rows = part.rows;
+    args.live = r.live;
     args.k = static_cast<int32_t>(dim);
     args.forms = forms;
     args.acts = part.acts;
@@ -283,20 +375,23 @@ NormInput GpuBackend::norm_in_product(std::span<const Product> products, const P
 }
 
 void GpuBackend::matmul(std::span<const Product> products, const Acts& in, int rows) {
-  const Parts inputs = parts(in, rows);
-  const NormInput norm = norm_in_product(products, inputs, rows);
+  const Rows r = bucketed(rows);
+  const Parts inputs = parts(in, r.most);
+  const NormInput norm = norm_in_product(products, inputs, r.most);
   if (norm.x != nullptr) {
     static_cast<const GpuActs&>(in).stale = true;
   } else if (static_cast<const GpuActs&>(in).stale) {
     stream_.fail(errorf(TND_INTERNAL, "products of inputs that were not written"));
   }
-  for (const Part& part : inputs) matmul_part(products, part, norm);
+  for (const Part& part : inputs) matmul_part(products, part, r, norm);
 }
 
-void GpuBackend::matmul_part(std::span<const Product> products, const Part& part, const NormInput& norm) {
+void GpuBackend::matmul_part(std::span<const Product> products, const Part& part, const Rows& rows,
+                             const NormInput& norm) {
   for (size_t first = 0; first < products.size(); first += kMaxProducts) {
     MatmulGroup& group = recorder_.add(launch_matmul);
     group.rows = part.rows;
+    group.live = rows.live;
     group.acts = part.acts;
     group.norm.x = norm.x;
     group.norm.gather = norm.gather;
@@ -339,13 +434,15 @@ bool GpuBackend::swiglu_in_product(const float* gate, const float* up, int rows,
 }
 
 void GpuBackend::swiglu(const float* gate, const float* up, int rows, int64_t dim, InputForms forms, Acts* out) {
-  if (swiglu_in_product(gate, up, rows, dim, forms, out)) return;
-  for (const Part& part : outputs(out, rows)) {
+  if (swiglu_in_product(gate, up, row_room(rows), dim, forms, out)) return;
+  const Rows r = bucketed(rows);
+  for (const Part& part : outputs(out, r.most)) {
     SwigluArgs& args = recorder_.add(launch_swiglu);
     args.gate = gate + part.first * dim;
     args.up = up + part.first * dim;
     args.stride = dim;
     args.rows = part.rows;
+    args.live = r.live;
     args.dim = static_cast<int>(dim);
     args.acts = part.acts;
     args.forms = forms;
@@ -374,7 +471,7 @@ void GpuBackend::delta_mixer(const DeltaLayer& w, int layer, std::span<const Del
                              const DeltaIo& io, InputForms forms, Acts* out) {
   const int capacity = chunk_capacity_;
   delta_.plan(groups, rows, 0);
-  delta_groups_.assign(groups.size(), DeltaStepGroup());
+  delta_groups_.assign(prompt_rows_ > 0 ? groups.size() : group_bucket(groups.size()), DeltaStepGroup());
   for (size_t g = 0; g < groups.size(); ++g) {
     DeltaStepGroup& to = delta_groups_[g];
     to.first = groups[g].first;
@@ -384,17 +481,20 @@ void GpuBackend::delta_mixer(const DeltaLayer& w, int layer, std::span<const Del
     to.state = groups[g].states[layer];
     if (!groups[g].commit) to.replay = groups[g].replay[layer];
   }
-  if (!recorder_.reserve(Recorder::padded(delta_.rows.size() * sizeof(DeltaStepRow)) +
+  const size_t most = static_cast<size_t>(row_room(rows));
+  if (!recorder_.reserve(Recorder::padded(most * sizeof(DeltaStepRow)) +
                          Recorder::padded(delta_groups_.size() * sizeof(DeltaStepGroup)) +
                          chunk_plan_bytes(groups, capacity))) {
     return;
   }
-  const DeltaStepRow* row_plans = recorder_.put(delta_.rows.data(), delta_.rows.size());
+  const Rows r = bucketed(rows);
+  const DeltaStepRow* row_plans = recorder_.put_same(kDeltaRows, std::span<const DeltaStepRow>(delta_.rows), most);
   const DeltaStepGroup* group_plans = recorder_.put(delta_groups_.data(), delta_groups_.size());
   const auto fill = [&](DeltaArgs& args, size_t first, size_t count) {
     args.w = w;
     args.io = io;
-    args.rows = rows;
+    args.rows = r.most;
+    args.live = r.live;
     args.groups = static_cast<int>(count);
     args.row_plans = row_plans;
     args.group_plans = group_plans + first;
@@ -406,9 +506,9 @@ void GpuBackend::delta_mixer(const DeltaLayer& w, int layer, std::span<const Del
     args.shared_per_block = info_.shared_per_block;
     args.processors = info_.processors;
   };
-  fill(recorder_.add(launch_delta_conv), 0, groups.size());
-  for (size_t first = 0; first < groups.size(); first += kDeltaGroups) {
-    const size_t count = std::min<size_t>(kDeltaGroups, groups.size() - first);
+  fill(recorder_.add(launch_delta_conv), 0, delta_groups_.size());
+  for (size_t first = 0; first < delta_groups_.size(); first += kDeltaGroups) {
+    const size_t count = std::min<size_t>(kDeltaGroups, delta_groups_.size() - first);
     const auto* window = delta_groups_.data() + first;
     if (std::all_of(window, window + count, [](const DeltaStepGroup& g) { return g.chunked != 0; })) continue;
     fill(recorder_.add(delta_rule({window, count})), first, count);
@@ -416,8 +516,8 @@ void GpuBackend::delta_mixer(const DeltaLayer& w, int layer, std::span<const Del
   for (size_t first = 0; capacity > 0;) {
     first = chunks_.plan(groups, first, capacity);
     if (chunks_.chains.empty()) break;
-    const DeltaChunk* chunks = recorder_.put(chunks_.chunks.data(), chunks_.chunks.size());
-    const DeltaChain* chains = recorder_.put(chunks_.chains.data(), chunks_.chains.size());
+    const DeltaChunk* chunks = recorder_.put_same(kDeltaChunks, std::span<const DeltaChunk>(chunks_.chunks));
+    const DeltaChain* chains = recorder_.put_same(kDeltaChains, std::span<const DeltaChain>(chunks_.chains));
     for (const auto operation : {launch_delta_prepare, launch_delta_states}) {
       DeltaChunkArgs& args = recorder_.add(operation);
       args.w = w;
@@ -435,13 +535,14 @@ void GpuBackend::delta_mixer(const DeltaLayer& w, int layer, std::span<const Del
     }
   }
   const int64_t width = w.shape.value_dim();
-  for (const Part& part : outputs(out, rows)) {
+  for (const Part& part : outputs(out, r.most)) {
     GatedNormArgs& norm = recorder_.add(launch_gated_norm);
     norm.o = norm.y = rows_ + part.first * width;
     norm.w = w.norm;
     norm.z = io.z + part.first * width;
     norm.eps = w.eps;
     norm.rows = part.rows;
+    norm.live = r.live;
     norm.heads = w.shape.nv;
     norm.acts = part.acts;
     norm.forms = forms;
@@ -469,35 +570,39 @@ void GpuBackend::delta_commit(const DeltaShape& shape, std::span<const DeltaStat
 
 // ---- attention
 
+// Steps of trees of any shape have equal lists: tiles without rows come at the end.
+void GpuBackend::pad_tiles(size_t groups, int rows) {
+  constexpr int kTailRows = 16;  // that share a tail: a block or two of tiles, however few they are
+  constexpr int kFewTails = 8;
+  AttentionStep& step = attention_;
+  groups = group_bucket(groups);
+  step.bulk.resize(tile_bucket(step.bulk.size(), groups, rows, 0), AttentionTile());
+  step.tail.resize(tile_bucket(step.tail.size(), groups, rows, kFewTails), AttentionTile());
+  step.bulk_rows = share_bucket(step.bulk_rows);
+  step.tail_rows = std::min(share_bucket(step.tail_rows, kTailRows), std::max(step.bulk_rows, step.tail_rows));
+}
+
 void GpuBackend::attention(const AttentionLayer& w, int layer, const AttentionPlan& plan, int rows,
                            const AttentionIo& io, InputForms forms, Acts* out) {
   const int64_t dim = w.kv.dim, q_width = dim * w.q_heads;
+  const size_t most = static_cast<size_t>(row_room(rows));
   AttentionStep& step = attention_;
   step.plan(plan, rows);
-  if (rows <= kGraphRows) {  // equal lists for trees of any shape: tiles without rows at the end
-    const size_t most = static_cast<size_t>(rows);
-    const auto pad = [&](std::vector<AttentionTile>* tiles, int* widest) {
-      if (tiles->size() > plan.groups.size()) tiles->resize(most, AttentionTile());
-      int wide = 1;
-      while (wide < *widest) wide *= 2;
-      *widest = wide;
-    };
-    pad(&step.bulk, &step.bulk_rows);
-    pad(&step.tail, &step.tail_rows);
-    const auto to_power = [](std::vector<int32_t>* list) {
-      size_t n = 1;
-      while (n < list->size()) n *= 2;
-      list->resize(n, 0);
-    };
-    to_power(&step.tails);
-    to_power(&step.pages);
+  size_t most_tails = step.tails.size(), most_pages = step.pages.size();
+  if (prompt_rows_ == 0) {
+    pad_tiles(plan.groups.size(), row_room(rows));
+    most_tails = ancestor_bucket(most_tails, row_room(rows));
+    most_pages = table_bucket(most_pages);
   }
-  const auto need = [](const auto& v) { return Recorder::padded(v.size() * sizeof(v[0])); };
-  if (!recorder_.reserve(need(step.rows) + need(step.tails) + need(step.bulk) + need(step.tail) + need(step.pages))) {
+  const auto need = [](const auto& v, size_t most) { return Recorder::padded(most * sizeof(v[0])); };
+  if (!recorder_.reserve(need(step.rows, most) + need(step.tails, most_tails) + need(step.pages, most_pages) +
+                         need(step.bulk, step.bulk.size()) + need(step.tail, step.tail.size()))) {
     return;
   }
 
-  const AttentionRow* row_plans = recorder_.put(step.rows.data(), step.rows.size());
+  const Rows r = bucketed(rows);
+  const auto put = [&](Key key, const auto& v, size_t room = 0) { return recorder_.put_same(key, std::span(v), room); };
+  const AttentionRow* row_plans = put(kAttentionRows, std::as_const(step.rows), most);
   HeadsArgs& heads = recorder_.add(launch_heads);
   heads.kv = w.kv;
   heads.q_heads = w.q_heads;
@@ -506,7 +611,8 @@ void GpuBackend::attention(const AttentionLayer& w, int layer, const AttentionPl
   heads.eps = w.eps;
   heads.q_norm = w.q_norm;
   heads.k_norm = w.k_norm;
-  heads.rows = rows;
+  heads.rows = r.most;
+  heads.live = r.live;
   heads.row_plans = row_plans;
   heads.cache = plan.caches[layer];
   heads.rope = plan.rope;
@@ -522,13 +628,14 @@ void GpuBackend::attention(const AttentionLayer& w, int layer, const AttentionPl
   args.kv = w.kv;
   args.q_heads = w.q_heads;
   args.scale = w.scale;
-  args.rows = rows;
+  args.rows = r.most;
+  args.live = r.live;
   args.cache = plan.caches[layer];
   args.row_plans = row_plans;
-  args.tails = recorder_.put(step.tails.data(), step.tails.size());
-  args.pages = recorder_.put(step.pages.data(), step.pages.size());
-  args.bulk = recorder_.put(step.bulk.data(), step.bulk.size());
-  args.tail = recorder_.put(step.tail.data(), step.tail.size());
+  args.tails = put(kAttentionTails, std::as_const(step.tails), most_tails);
+  args.pages = put(kAttentionPages, std::as_const(step.pages), most_pages);
+  args.bulk = put(kAttentionBulk, std::as_const(step.bulk));
+  args.tail = put(kAttentionTail, std::as_const(step.tail));
   args.n_bulk = static_cast<int>(step.bulk.size());
   args.n_tail = static_cast<int>(step.tail.size());
   args.bulk_rows = step.bulk_rows;
@@ -544,7 +651,7 @@ void GpuBackend::attention(const AttentionLayer& w, int layer, const AttentionPl
   args.scratch_bytes = attention_scratch_bytes_;
   args.shared_per_block = info_.shared_per_block;
   args.wgmma = has_attention_wgmma(info_);
-  const Parts to = outputs(out, rows);
+  const Parts to = outputs(out, r.most);
   if (!to.mixed()) {
     args.acts = to.part[0].acts;
     args.forms = forms;

@@ -6,6 +6,7 @@
 // buffer piece by piece.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
@@ -21,6 +22,7 @@
 #include "gpu/runtime/runtime.h"
 #include "gpu/sample/sample.h"
 #include "gpu/step/backend_record.h"
+#include "gpu/step/buckets.h"
 
 namespace tnd::gpu {
 
@@ -65,7 +67,13 @@ class GpuBackend final : public Backend {
   void plan_scratch(Arena& arena, const ScratchLimits& limits) override;
   uint64_t kv_bytes(const KvShape& shape, bool keys) const override;
 
-  void begin_step(int prompt_rows) override { prompt_rows_ = prompt_rows; }
+  void count_in(Stats* stats) override { recorder_.count_in(stats); }
+  void begin_step(int prompt_rows, int rows) override { prompt_rows_ = prompt_rows, step_rows_ = rows; }
+  int row_room(int rows) const override { return prompt_rows_ > 0 ? rows : row_bucket(std::max(rows, step_rows_)); }
+  void upload_rows(float* dst, const float* src, int rows, int64_t dim) override;
+  void upload_rows_bf16(float* dst, const void* src, int rows, int64_t dim) override;
+  void download_rows(float* host, const float* src, int rows, int64_t dim) override;
+  void download_rows_bf16(uint16_t* host, const float* src, int rows, int64_t dim) override;
   void embed(const Matrix& table, std::span<const int32_t> tokens, float* x) override;
   void download(float* host, const float* src, int64_t n) override;
   void download_bf16(uint16_t* host, const float* src, int64_t n) override;
@@ -98,8 +106,19 @@ class GpuBackend final : public Backend {
   Status start() override;
 
   const Recorder& recorder() const { return recorder_; }
+  // For tests: use_graphs is the Recorder's, set_filter the Stream's.
+  void use_graphs(bool use) { recorder_.use_graphs(use); }
+  void set_filter(LaunchFilter* filter) { stream_.set_filter(filter); }
 
  private:
+  // Rows of an operation as it is recorded: those of its bucket, and in device memory how many are in use. Rows of
+  // prompts, and steps with such rows, are recorded as they are: live is nullptr.
+  struct Rows {
+    int most = 0;
+    const int32_t* live = nullptr;
+  };
+  // bucketed comes after the operation's reserve(), if it has one.
+  Rows bucketed(int rows);
   // Rows [first, first + rows) of an operation, which have one contract, and the inputs that they are.
   struct Part {
     int first = 0, rows = 0;
@@ -120,9 +139,11 @@ class GpuBackend final : public Backend {
   std::unique_ptr<Acts> acts_of(Arena& arena, int64_t max_k, int max_rows, InputForms forms, bool prompts) const;
   // norm_in_product takes the norm that was recorded last back, if the products can read its rows themselves.
   NormInput norm_in_product(std::span<const Product> products, const Parts& in, int rows);
-  void matmul_part(std::span<const Product> products, const Part& part, const NormInput& norm);
+  void matmul_part(std::span<const Product> products, const Part& part, const Rows& rows, const NormInput& norm);
   // swiglu_in_product lets the product that was recorded last write its inputs, if that can be.
   bool swiglu_in_product(const float* gate, const float* up, int rows, int64_t dim, InputForms forms, Acts* out);
+  // pad_tiles brings the plan of a step's attention to the sizes of its buckets.
+  void pad_tiles(size_t groups, int rows);
   // to_device and to_host move any number of bytes through the staging buffer, in order with what is recorded.
   void to_device(void* dst, const void* host, uint64_t bytes);
   void to_host(void* host, const void* src, uint64_t bytes);
@@ -142,7 +163,7 @@ class GpuBackend final : public Backend {
   uint8_t* stage_ = nullptr;             // host, for transfers that pass the step's buffers by
   std::unique_ptr<ThreadPool> packers_;  // of weights, while a model loads
 
-  int prompt_rows_ = 0;  // of the step, its first
+  int prompt_rows_ = 0, step_rows_ = 0;  // of the step: its first, and all
   ScratchLimits limits_;
   float* rows_ = nullptr;   // [rows, max_k]: rows between an operation and prepare
   float* query_ = nullptr;  // [rows, q_heads * dim]

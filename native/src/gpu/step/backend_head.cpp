@@ -11,11 +11,13 @@ namespace tnd::gpu {
 
 void GpuBackend::head(const HeadArgs& args) {
   const int prompt_rows = std::exchange(prompt_rows_, 0);
+  const int step_rows = std::exchange(step_rows_, prompt_rows > 0 ? 0 : std::min(step_rows_, limits_.head_rows));
   const size_t most = static_cast<size_t>(limits_.head_rows);
   for (size_t first = 0; first < args.rows.size(); first += most) {
     head_rows(args, args.rows.data() + first, static_cast<int>(std::min(args.rows.size() - first, most)));
   }
   prompt_rows_ = prompt_rows;
+  step_rows_ = step_rows;
 }
 
 void GpuBackend::head_rows(const HeadArgs& args, const HeadRow* rows, int n) {
@@ -23,17 +25,20 @@ void GpuBackend::head_rows(const HeadArgs& args, const HeadRow* rows, int n) {
   numbers_.clear();
   for (int i = 0; i < n; ++i) numbers_.push_back(rows[i].row);
   if (args.norm != nullptr) {
-    if (!recorder_.reserve(Recorder::padded(numbers_.size() * sizeof(int32_t)))) return;
+    const size_t most = static_cast<size_t>(row_room(n));
+    if (!recorder_.reserve(Recorder::padded(most * sizeof(int32_t)))) return;
+    const Rows r = bucketed(n);
     NormArgs& norm = recorder_.add(launch_norm);
     norm.x = args.x;
     norm.x_stride = hidden;
     norm.w = args.norm;
     norm.eps = args.eps;
-    norm.rows = n;
+    norm.rows = r.most;
+    norm.live = r.live;
     norm.dim = static_cast<int>(hidden);
-    norm.acts = outputs(head_acts_.get(), n).part[0].acts;
+    norm.acts = outputs(head_acts_.get(), r.most).part[0].acts;
     norm.forms = forms(*args.w);
-    norm.gather = recorder_.put(numbers_.data(), numbers_.size());
+    norm.gather = recorder_.put(numbers_.data(), numbers_.size(), most);
   } else {
     copy_rows(args.x, hidden, numbers_, {}, rows_, hidden);
     prepare(rows_, hidden, n, hidden, forms(*args.w), head_acts_.get());
@@ -48,14 +53,13 @@ void GpuBackend::head_rows(const HeadArgs& args, const HeadRow* rows, int n) {
   choose_rows(args, rows, n);
 }
 
-// Chooses for rows [0, n) of the logits, as many at a time as their lists fit the plan buffer.
+// Chooses for rows [0, n) of the logits, as many at a time as their lists fit the plan.
 void GpuBackend::choose_rows(const HeadArgs& args, const HeadRow* rows, int n) {
   const int64_t vocab = args.w->n;
   const uint64_t words = static_cast<uint64_t>(vocab + 31) / 32;
   const uint64_t mask_bytes = Recorder::padded(words * sizeof(uint32_t));
-  const auto plan_bytes = [&](const HeadRow& r) {
-    uint64_t bytes = Recorder::padded(sizeof(ChooseRow));
-    if (r.mask != nullptr) bytes += mask_bytes;
+  const auto loose_bytes = [&](const HeadRow& r) {
+    uint64_t bytes = r.mask != nullptr ? mask_bytes : 0;
     const uint64_t bias = r.sampler != nullptr ? r.sampler->bias_tokens.size() : 0, history = r.history.size();
     return bytes + Recorder::padded(bias * 4) * 2 + Recorder::padded(history * sizeof(TokenCount)) +
            Recorder::padded((bias + history) * 4);
@@ -64,36 +68,45 @@ void GpuBackend::choose_rows(const HeadArgs& args, const HeadRow* rows, int n) {
     return Recorder::padded(sizeof(ChooseResult)) + 2 * Recorder::padded(static_cast<uint64_t>(r.top_k) * 4);
   };
   for (int first = 0; first < n;) {
-    uint64_t plan = args.never != nullptr ? mask_bytes : 0, results = 0;
+    Recorder::Sizes sizes;
     int count = 0;
     for (; first + count < n; ++count) {
       const HeadRow& r = rows[first + count];
-      if (count > 0 && (plan + plan_bytes(r) > recorder_.plan_capacity() ||
-                        results + result_bytes(r) > recorder_.result_capacity())) {
+      if (count > 0 && (sizes.loose_plan + loose_bytes(r) > recorder_.loose_plan_capacity() ||
+                        sizes.loose_results + result_bytes(r) > recorder_.loose_result_capacity())) {
         break;
       }
-      plan += plan_bytes(r);
-      results += result_bytes(r);
+      sizes.loose_plan += loose_bytes(r);
+      sizes.loose_results += result_bytes(r);
     }
-    if (!recorder_.reserve(plan, results)) return;
+    const size_t most = static_cast<size_t>(row_room(count));
+    sizes.plan = Recorder::padded(most * sizeof(ChooseRow)) + (args.never != nullptr ? mask_bytes : 0);
+    if (!recorder_.reserve(sizes)) return;
     choices_.clear();
     bool anything = false;
+    const uint32_t *mask = nullptr, *placed = nullptr;  // the last row's: neighbours may share one
     for (int i = 0; i < count; ++i) {
       const HeadRow& r = rows[first + i];
       ChooseRow c = plan_choice(r);
-      if (r.mask != nullptr) c.mask = recorder_.put(r.mask, words);
+      if (r.mask != mask) {
+        mask = r.mask;
+        placed = mask != nullptr ? recorder_.put_loose(mask, words) : nullptr;
+      }
+      c.mask = placed;
       const bool plain = args.never == nullptr && r.mask == nullptr && c.n_bias + c.n_history == 0;
       if (plain && c.temperature <= 0.0f) c.wants |= kWantPlainId;
       anything = anything || (c.wants & ~kWantPlainId) != 0;
       choices_.push_back(c);
     }
     if (anything) {
+      const Rows r = bucketed(count);
       ChooseArgs& choose = recorder_.add(launch_choose);
       choose.logits = logits_ + first * logits_stride_;
       choose.stride = logits_stride_;
       choose.vocab = static_cast<int32_t>(vocab);
-      choose.rows = count;
-      choose.plans = recorder_.put(choices_.data(), choices_.size());
+      choose.rows = r.most;
+      choose.live = r.live;
+      choose.plans = recorder_.put(choices_.data(), choices_.size(), most);
       choose.never = args.never != nullptr ? recorder_.put(args.never, words) : nullptr;
       choose.scratch = choose_scratch_;
     }
@@ -105,7 +118,7 @@ ChooseRow GpuBackend::plan_choice(const HeadRow& row) {
   static const SamplerParams kGreedy;
   const SamplerParams& s = row.sampler != nullptr ? *row.sampler : kGreedy;
   ChooseRow c;
-  auto* result = static_cast<ChooseResult*>(recorder_.result(nullptr, sizeof(ChooseResult)));
+  auto* result = static_cast<ChooseResult*>(recorder_.loose_result(nullptr, sizeof(ChooseResult)));
   c.result = result;
   if (row.token != nullptr) {
     c.wants |= kWantToken;
@@ -128,16 +141,16 @@ ChooseRow GpuBackend::plan_choice(const HeadRow& row) {
         numbers_.push_back(token);
         values_.push_back(value);
       }
-      c.bias_tokens = recorder_.put(numbers_.data(), numbers_.size());
-      c.bias_values = recorder_.put(values_.data(), values_.size());
+      c.bias_tokens = recorder_.put_loose(numbers_.data(), numbers_.size());
+      c.bias_values = recorder_.put_loose(values_.data(), values_.size());
       c.n_bias = static_cast<int32_t>(bias_.size());
     }
     if (!row.history.empty()) {
-      c.history = recorder_.put(row.history);
+      c.history = recorder_.put_loose(row.history.data(), row.history.size());
       c.n_history = static_cast<int32_t>(row.history.size());
     }
     if (c.n_bias + c.n_history > 0) {
-      c.undo = static_cast<float*>(recorder_.room(static_cast<uint64_t>(c.n_bias + c.n_history) * sizeof(float)));
+      c.undo = static_cast<float*>(recorder_.loose_room(static_cast<uint64_t>(c.n_bias + c.n_history) * sizeof(float)));
     }
   }
   if (row.logprob != nullptr) {
@@ -154,8 +167,8 @@ ChooseRow GpuBackend::plan_choice(const HeadRow& row) {
     c.top_n = row.top_k;
     c.top_temperature = row.top_temperature;
     c.wants |= row.top_temperature == 1.0f ? kWantRawSum : kWantTopSum;
-    c.top_ids = static_cast<int32_t*>(recorder_.result(row.top_ids, bytes));
-    c.top_logprobs = static_cast<float*>(recorder_.result(row.top_logprobs, bytes));
+    c.top_ids = static_cast<int32_t*>(recorder_.loose_result(row.top_ids, bytes));
+    c.top_logprobs = static_cast<float*>(recorder_.loose_result(row.top_logprobs, bytes));
   }
   return c;
 }

@@ -7,15 +7,19 @@
 //
 // A list that was seen before, byte by byte, has the same launches on the same pointers: it runs as a captured graph,
 // the two copies included. That is why everything that differs between steps of the same kind goes through the plan
-// buffer, and why nothing here knows about models: equal rows of equal shape give equal lists. A list is hundreds of
-// kilobytes, so it is compared, newest first (others differ early), and never hashed.
+// buffer, and why nothing here knows about models: rows of one bucket (buckets.h) give equal lists. A list is hundreds
+// of kilobytes, so it is compared, newest first (others differ early), and never hashed.
+//
+// Plan and results have two parts each. Places of the first part are arguments of launches: they follow from the sizes
+// that were asked for before, which therefore go by buckets. What only the plan itself points to (masks, penalties,
+// numbers of a choice) lies in the second, loose part, and its sizes change no list. Graphs copy as much of every part
+// as the steps that ran them needed so far.
 //
 // The plan begins with the number of the step. The last launch writes it to the host behind the results, and that is
 // what flush waits for. start() does not wait: a commit runs while the host records the step after it.
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -23,6 +27,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "core/stats.h"
 #include "core/status.h"
 #include "gpu/runtime/runtime.h"
 
@@ -30,40 +35,70 @@ namespace tnd::gpu {
 
 class Recorder {
  public:
-  Recorder(Stream* stream, int device) : stream_(stream), device_(device) { buckets_.fill(-1); }
+  Recorder(Stream* stream, int device) : stream_(stream), device_(device) {}
   ~Recorder();
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
-  // plan_bytes and result_bytes are taken on the device by the caller (set_memory) and here in pinned host memory.
-  Status set_memory(void* plan, uint64_t plan_bytes, void* results, uint64_t result_bytes);
-  uint64_t plan_capacity() const { return plan_bytes_ - kAlign; }
-  uint64_t result_capacity() const { return result_bytes_; }
+  // Bytes of the parts of plan and results.
+  struct Sizes {
+    uint64_t plan = 0, results = 0, loose_plan = 0, loose_results = 0;
+  };
+  // set_memory gives the recorder device memory, both parts of each one behind the other; here it takes as much pinned
+  // host memory.
+  Status set_memory(void* plan, void* results, const Sizes& sizes);
+  uint64_t plan_capacity() const { return plan_.capacity > 2 * kAlign ? plan_.capacity - 2 * kAlign : 0; }
+  uint64_t result_capacity() const { return results_.capacity; }
+  uint64_t loose_plan_capacity() const { return loose_plan_.capacity; }
+  uint64_t loose_result_capacity() const { return loose_results_.capacity; }
 
   // reserve makes room for the plans and results of one operation: when they do not fit behind what is recorded, that
-  // is flushed first. False when they never fit; the stream then holds the reason.
-  bool reserve(uint64_t plan_bytes, uint64_t result_bytes = 0);
+  // is flushed first. False when they never fit; the stream then holds the reason. A number for count() is included.
+  bool reserve(const Sizes& sizes);
+  bool reserve(uint64_t plan_bytes, uint64_t result_bytes = 0) { return reserve({plan_bytes, result_bytes}); }
 
-  // put copies n values to the plan buffer and returns their device address; equal contents of a step share one place.
-  // The bytes must be part of what was reserved (each piece rounded up to kAlign).
+  // put copies n values to the plan and returns their device address. There is room for `most`; what is beyond n is
+  // unspecified. The bytes must be part of what was reserved (each piece rounded up to kAlign).
   template <typename T>
-  const T* put(const T* values, size_t n) {
+  T* put(const T* values, size_t n, size_t most = 0) {
     static_assert(std::is_trivially_copyable_v<T>);
-    return static_cast<const T*>(put_bytes(values, n * sizeof(T)));
+    return static_cast<T*>(put_bytes(&plan_, values, n * sizeof(T), std::max(n, most) * sizeof(T)));
   }
   template <typename T>
-  const T* put(std::span<const T> values) {
-    return put(values.data(), values.size());
+  const T* put(std::span<const T> values, size_t most = 0) {
+    return put(values.data(), values.size(), most);
   }
+  // put_same is put for what the layers of a model have in common: what was put last under the key, if it was the same,
+  // stays where it is. Keys are 0 .. kKeys - 1; whether contents are the same must not differ between equal lists.
+  static constexpr int kKeys = 8;
+  template <typename T>
+  const T* put_same(int key, std::span<const T> values, size_t most = 0) {
+    const uint64_t bytes = values.size_bytes(), room = std::max(values.size(), most) * sizeof(T);
+    Kept& kept = kept_[key];
+    if (kept.at != 0 && kept.bytes == bytes && kept.room == room &&
+        (bytes == 0 || std::memcmp(plan_.host + kept.at, values.data(), bytes) == 0)) {
+      return reinterpret_cast<const T*>(plan_.device + kept.at);
+    }
+    kept = Kept{plan_.used, bytes, room};
+    return put(values.data(), values.size(), most);
+  }
+  // count puts the number of rows in use of an operation, before it puts anything else.
+  const int32_t* count(int32_t n);
+  // put_loose and loose_room are put and uninitialised memory for addresses that only the plan holds.
+  template <typename T>
+  T* put_loose(const T* values, size_t n) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    return static_cast<T*>(put_bytes(&loose_plan_, values, n * sizeof(T), n * sizeof(T)));
+  }
+  void* loose_room(uint64_t bytes);
   static constexpr uint64_t kAlign = 64;
   static constexpr uint64_t padded(uint64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
-  // room returns uninitialised device memory of the step, part of what was reserved.
-  void* room(uint64_t bytes);
-
-  // result returns device memory that operations write and that reaches `host` in flush.
-  void* result(void* host, uint64_t bytes);
-  // scatter hands out a part of what result returned (host nullptr there) to a place of its own.
+  // result returns device memory that operations write, `most` bytes of it, the first of which reach `host` in flush.
+  void* result(void* host, uint64_t bytes, uint64_t most = 0);
+  // loose_result is result for addresses that only the plan holds. scatter hands out a part of what it returned (host
+  // nullptr there) to a place of its own.
+  void* loose_result(void* host, uint64_t bytes);
   void scatter(void* host, const void* part, uint64_t bytes);
 
   // add records operation(stream, arguments) and returns the arguments, with their defaults, to be filled in before the
@@ -93,14 +128,20 @@ class Recorder {
   // when the next flush returns, and its failures come out there.
   Status start();
 
-  // Counters since open.
-  uint64_t graph_runs() const { return graph_runs_; }
-  uint64_t list_runs() const { return list_runs_; }
+  // Counters since open: submissions that ran as a graph, those of them that captured it first, and those that ran
+  // launch by launch. From any thread.
+  uint64_t graph_runs() const { return stats_->get(Counter::kGraphRuns); }
+  uint64_t graph_captures() const { return stats_->get(Counter::kGraphCaptures); }
+  uint64_t list_runs() const { return stats_->get(Counter::kListRuns); }
   int most_nodes() const { return most_nodes_; }  // of a graph that ran
+  // count_in has them counted in `stats` from now on.
+  void count_in(Stats* stats) { stats_ = stats; }
+  // use_graphs(false) runs every list launch by launch. For tests.
+  void use_graphs(bool use) { uses_graphs_ = use; }
 
  private:
   static constexpr size_t kWord = 16;
-  static constexpr size_t kMaxGraphs = 48;
+  static constexpr size_t kMaxGraphs = 96;  // a model has several buckets of rows, groups and tiles in use at a time
   struct alignas(kWord) Word {
     unsigned char bytes[kWord];
   };
@@ -108,62 +149,64 @@ class Recorder {
     void (*invoke)(Stream&, void (*)(), const void*);
     void (*operation)();
   };
-  static constexpr uint64_t kCopyStep = 16 << 10;  // plans and results that differ a little in size are one graph
+  struct Part {
+    uint8_t *device = nullptr, *host = nullptr;
+    uint64_t capacity = 0, used = 0;
+  };
   struct Entry {
     std::vector<Word> list;
-    uint64_t plan_bytes, result_bytes;  // that are copied
-    const uint8_t* plan_host;           // from where
+    Sizes copied;
+    const uint8_t* plan_host;  // from where
     Graph graph;
   };
   struct Download {
     void* host;
-    uint64_t at, bytes;
+    const uint8_t* from;  // pinned
+    uint64_t bytes;
   };
-  struct Piece {  // of the plan buffer
-    uint64_t hash, at, bytes;
-    int32_t next;  // of the same bucket
+  struct Kept {  // of the plan, by put_same
+    uint64_t at = 0, bytes = 0, room = 0;
   };
 
   template <typename A>
   static void invoke(Stream& stream, void (*operation)(), const void* args) {
     reinterpret_cast<void (*)(Stream&, const A&)>(operation)(stream, *static_cast<const A*>(args));
   }
-  const void* put_bytes(const void* data, uint64_t bytes);
+  void* take(Part* part, uint64_t bytes, const char* what);
+  void* put_bytes(Part* part, const void* data, uint64_t bytes, uint64_t room);
+  void* result_of(Part* part, void* host, uint64_t bytes, uint64_t room);
   void* append(const Call& call, const void* args, size_t bytes);
   void* last_of(void (*operation)());
-  void run_list(const uint8_t* plan_host);
-  void submit(uint8_t* plan_host);  // gives the step its number
-  void forget();                    // what was recorded
-  // Bytes that are copied of a step's plan and results.
-  uint64_t plan_copied() const { return std::min((plan_used_ + kCopyStep - 1) / kCopyStep * kCopyStep, plan_bytes_); }
-  uint64_t result_copied() const {
-    return std::min((result_used_ + kCopyStep - 1) / kCopyStep * kCopyStep, result_bytes_);
-  }
+  void run_list(const uint8_t* plan_host, const Sizes& copied);
+  void submit(uint8_t* plan_host);            // gives the step its number
+  void run_graph(Entry* entry);               // captures it first if there is none
+  Entry* entry_of(const uint8_t* plan_host);  // of an equal list, moved to the front; nullptr = none
+  void add_entry(const uint8_t* plan_host);   // of the list that ran
+  void forget();                              // what was recorded
+  Sizes used() const;                         // rounded up to what is copied
 
   Stream* stream_;
   const int device_;
-  uint8_t *plan_ = nullptr, *plan_host_ = nullptr;
-  uint8_t *results_ = nullptr, *results_host_ = nullptr;
-  uint64_t plan_bytes_ = kAlign, result_bytes_ = 0;
+  Part plan_, loose_plan_, results_, loose_results_;
   uint64_t* done_ = nullptr;  // pinned: number of the step that is done
   uint64_t number_ = 0;
   // Plan of what start() ran, pinned: plan_host_ is written while the device may still read this. Features of a round's
   // tokens for a draft fit.
-  static constexpr uint64_t kStartBytes = 32 * kCopyStep;
+  static constexpr uint64_t kStartBytes = 512 << 10;
   uint8_t* start_host_ = nullptr;
   uint64_t started_ = 0;  // its number; 0 = none, or over
 
   // Of the step being recorded.
   std::vector<Word> list_;      // its first used_ words; the rest is room
   size_t used_ = 0, last_ = 0;  // where the last call begins
-  uint64_t plan_used_ = kAlign, result_used_ = 0;
   std::vector<Download> downloads_;
-  static constexpr size_t kBuckets = 512;
-  std::vector<Piece> pieces_;
-  std::array<int32_t, kBuckets> buckets_;  // newest piece with this hash, -1 = none
+  Kept kept_[kKeys];
+  static constexpr uint64_t kCounts = kAlign / sizeof(int32_t);  // numbers of count() that share a piece
+  uint64_t counts_at_ = 0, counts_ = 0;                          // that piece, 0 = none, and how many it has
 
   std::vector<std::unique_ptr<Entry>> entries_;  // the one that ran last is the first
-  uint64_t graph_runs_ = 0, list_runs_ = 0;
+  Stats own_stats_, *stats_ = &own_stats_;
+  bool uses_graphs_ = !plain_launches();
   int most_nodes_ = 0;
 };
 

@@ -4166,7 +4166,8 @@ func (x *Failure) GetField() string {
 	return ""
 }
 
-// StepResponse answers the request with the same number. It holds what rows wanted; an array that no row wants is empty.
+// StepResponse answers the request with the same number. It holds what rows wanted; an array that no row wants is
+// empty.
 type StepResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -4189,8 +4190,8 @@ type StepResponse struct {
 	FeatureBytes uint32 `protobuf:"varint,10,opt,name=feature_bytes,json=featureBytes,proto3" json:"feature_bytes,omitempty"`
 	HiddenBytes  uint32 `protobuf:"varint,11,opt,name=hidden_bytes,json=hiddenBytes,proto3" json:"hidden_bytes,omitempty"`
 	LogitValues  uint32 `protobuf:"varint,12,opt,name=logit_values,json=logitValues,proto3" json:"logit_values,omitempty"`
-	// Features (kept ones of all groups in order, then those of rows), then hidden_out [rows, hidden], then logits f32 [rows
-	// that want them, vocab]. Little-endian.
+	// Features (kept ones of all groups in order, then those of rows), then hidden_out [rows, hidden], then logits f32
+	// [rows that want them, vocab]. Little-endian.
 	Payload       []byte `protobuf:"bytes,15,opt,name=payload,proto3" json:"payload,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

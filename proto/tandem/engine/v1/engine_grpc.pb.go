@@ -394,11 +394,11 @@ const (
 //
 // SequenceService is what targets and drafts have in common: sequences and snapshots of them.
 type SequenceServiceClient interface {
-	// CreateSequence makes an empty sequence. RESOURCE_EXHAUSTED: max_sequences exist. When the call is cancelled before it
-	// returns, the sequence is freed again; a caller that gives up later does not learn its handle, so callers wait.
+	// CreateSequence makes an empty sequence. RESOURCE_EXHAUSTED: max_sequences exist. When the call is cancelled before
+	// it returns, the sequence is freed again; a caller that gives up later does not learn its handle, so callers wait.
 	CreateSequence(ctx context.Context, in *CreateSequenceRequest, opts ...grpc.CallOption) (*CreateSequenceResponse, error)
-	// ForkSequence makes a sequence in the state of another one, but for its sampler, pending rows and kept features; they
-	// share pages. RESOURCE_EXHAUSTED and cancellation: as with CreateSequence.
+	// ForkSequence makes a sequence in the state of another one, but for its sampler, pending rows and kept features;
+	// they share pages. RESOURCE_EXHAUSTED and cancellation: as with CreateSequence.
 	ForkSequence(ctx context.Context, in *ForkSequenceRequest, opts ...grpc.CallOption) (*ForkSequenceResponse, error)
 	// FreeSequence forgets a sequence. NOT_FOUND: no such sequence, as everywhere below.
 	FreeSequence(ctx context.Context, in *FreeSequenceRequest, opts ...grpc.CallOption) (*FreeSequenceResponse, error)
@@ -411,14 +411,15 @@ type SequenceServiceClient interface {
 	CreateSnapshot(ctx context.Context, in *CreateSnapshotRequest, opts ...grpc.CallOption) (*CreateSnapshotResponse, error)
 	// RestoreSnapshot overwrites a sequence with a snapshot, which stays.
 	RestoreSnapshot(ctx context.Context, in *RestoreSnapshotRequest, opts ...grpc.CallOption) (*RestoreSnapshotResponse, error)
-	// DemoteSnapshot moves the pages of a snapshot that no sequence holds to host memory; RestoreSnapshot brings them back.
+	// DemoteSnapshot moves the pages of a snapshot that no sequence holds to host memory; RestoreSnapshot brings them
+	// back.
 	DemoteSnapshot(ctx context.Context, in *DemoteSnapshotRequest, opts ...grpc.CallOption) (*DemoteSnapshotResponse, error)
 	// FreeSnapshot forgets a snapshot.
 	FreeSnapshot(ctx context.Context, in *FreeSnapshotRequest, opts ...grpc.CallOption) (*FreeSnapshotResponse, error)
 	// ExportSequence sends the state of a sequence in chunks.
 	ExportSequence(ctx context.Context, in *ExportSequenceRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportSequenceResponse], error)
-	// ImportSequence overwrites a sequence with an exported state. FAILED_PRECONDITION: another model, layer range or type;
-	// DATA_LOSS: damaged, or fewer bytes than announced.
+	// ImportSequence overwrites a sequence with an exported state. FAILED_PRECONDITION: another model, layer range or
+	// type; DATA_LOSS: damaged, or fewer bytes than announced.
 	ImportSequence(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportSequenceRequest, ImportSequenceResponse], error)
 }
 
@@ -558,11 +559,11 @@ type SequenceService_ImportSequenceClient = grpc.ClientStreamingClient[ImportSeq
 //
 // SequenceService is what targets and drafts have in common: sequences and snapshots of them.
 type SequenceServiceServer interface {
-	// CreateSequence makes an empty sequence. RESOURCE_EXHAUSTED: max_sequences exist. When the call is cancelled before it
-	// returns, the sequence is freed again; a caller that gives up later does not learn its handle, so callers wait.
+	// CreateSequence makes an empty sequence. RESOURCE_EXHAUSTED: max_sequences exist. When the call is cancelled before
+	// it returns, the sequence is freed again; a caller that gives up later does not learn its handle, so callers wait.
 	CreateSequence(context.Context, *CreateSequenceRequest) (*CreateSequenceResponse, error)
-	// ForkSequence makes a sequence in the state of another one, but for its sampler, pending rows and kept features; they
-	// share pages. RESOURCE_EXHAUSTED and cancellation: as with CreateSequence.
+	// ForkSequence makes a sequence in the state of another one, but for its sampler, pending rows and kept features;
+	// they share pages. RESOURCE_EXHAUSTED and cancellation: as with CreateSequence.
 	ForkSequence(context.Context, *ForkSequenceRequest) (*ForkSequenceResponse, error)
 	// FreeSequence forgets a sequence. NOT_FOUND: no such sequence, as everywhere below.
 	FreeSequence(context.Context, *FreeSequenceRequest) (*FreeSequenceResponse, error)
@@ -575,14 +576,15 @@ type SequenceServiceServer interface {
 	CreateSnapshot(context.Context, *CreateSnapshotRequest) (*CreateSnapshotResponse, error)
 	// RestoreSnapshot overwrites a sequence with a snapshot, which stays.
 	RestoreSnapshot(context.Context, *RestoreSnapshotRequest) (*RestoreSnapshotResponse, error)
-	// DemoteSnapshot moves the pages of a snapshot that no sequence holds to host memory; RestoreSnapshot brings them back.
+	// DemoteSnapshot moves the pages of a snapshot that no sequence holds to host memory; RestoreSnapshot brings them
+	// back.
 	DemoteSnapshot(context.Context, *DemoteSnapshotRequest) (*DemoteSnapshotResponse, error)
 	// FreeSnapshot forgets a snapshot.
 	FreeSnapshot(context.Context, *FreeSnapshotRequest) (*FreeSnapshotResponse, error)
 	// ExportSequence sends the state of a sequence in chunks.
 	ExportSequence(*ExportSequenceRequest, grpc.ServerStreamingServer[ExportSequenceResponse]) error
-	// ImportSequence overwrites a sequence with an exported state. FAILED_PRECONDITION: another model, layer range or type;
-	// DATA_LOSS: damaged, or fewer bytes than announced.
+	// ImportSequence overwrites a sequence with an exported state. FAILED_PRECONDITION: another model, layer range or
+	// type; DATA_LOSS: damaged, or fewer bytes than announced.
 	ImportSequence(grpc.ClientStreamingServer[ImportSequenceRequest, ImportSequenceResponse]) error
 	mustEmbedUnimplementedSequenceServiceServer()
 }

@@ -74,14 +74,14 @@ var file_tandem_wire_v1_options_proto_extTypes = []protoimpl.ExtensionInfo{
 
 // Extension fields to descriptorpb.MessageOptions.
 var (
-	// services/tensorwire encodes and decodes the message without allocations, in generated code. Unknown fields are skipped
-	// and not kept.
+	// services/tensorwire encodes and decodes the message without allocations, in generated code. Unknown fields are
+	// skipped and not kept.
 	//
 	// optional bool codec = 50801;
 	E_Codec = &file_tandem_wire_v1_options_proto_extTypes[0]
 	// The Go struct that is encoded and decoded instead of the message that protoc-gen-go makes; with codec it implements
-	// tensorwire.Message. Messages that it nests need the option, too: one of them is a pointer, several a slice of structs.
-	// With a package's name and a dot before it the struct is another package's.
+	// tensorwire.Message. Messages that it nests need the option, too: one of them is a pointer, several a slice of
+	// structs. With a package's name and a dot before it the struct is another package's.
 	//
 	// optional string go_struct = 50802;
 	E_GoStruct = &file_tandem_wire_v1_options_proto_extTypes[1]
@@ -89,8 +89,8 @@ var (
 
 // Extension fields to descriptorpb.FieldOptions.
 var (
-	// The field, bytes with the highest number of a message with codec, is its payload: it is sent from the memory where it
-	// lies, and received with one copy.
+	// The field, bytes with the highest number of a message with codec, is its payload: it is sent from the memory where
+	// it lies, and received with one copy.
 	//
 	// optional bool by_reference = 50801;
 	E_ByReference = &file_tandem_wire_v1_options_proto_extTypes[2]
@@ -102,8 +102,8 @@ var (
 	//
 	// optional int32 go_offset = 50803;
 	E_GoOffset = &file_tandem_wire_v1_options_proto_extTypes[4]
-	// With go_struct, for uint32: the number of elements of this slice of bytes, uint32 or float32. The slices are the payload,
-	// in the order of the fields.
+	// With go_struct, for uint32: the number of elements of this slice of bytes, uint32 or float32. The slices are the
+	// payload, in the order of the fields.
 	//
 	// optional string payload_part = 50804;
 	E_PayloadPart = &file_tandem_wire_v1_options_proto_extTypes[5]

@@ -174,6 +174,18 @@ func (f *Feed) CatchUp(ctx context.Context, seq *sequence.Sequence) error {
 	return nil
 }
 
+// Settle reads what the engine keeps, for it is no part of a state that is stored. The step that is put together reads it
+// no more.
+func (f *Feed) Settle(ctx context.Context, seq *sequence.Sequence) error {
+	if f.missing(seq) > 0 { // none while a long prompt is read, whose first rows are not captured
+		if err := f.CatchUp(ctx, seq); err != nil {
+			return err
+		}
+	}
+	f.whole -= seq.DropKept()
+	return nil
+}
+
 // missing is the number of committed rows whose features the engine keeps for the ring.
 func (f *Feed) missing(seq *sequence.Sequence) int {
 	if f.reader == nil {

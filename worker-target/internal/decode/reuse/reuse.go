@@ -74,6 +74,7 @@ type Cache interface {
 	RestoreAhead(ctx context.Context, e *prefix.Entry, s engine.Sequence) (tokens int, err error)
 	SaveAhead(space string, tokens []int32, s engine.Sequence, f prefix.Features, a prefix.Ahead) (*prefix.Entry, bool)
 	Release(e *prefix.Entry)
+	Longest(space string, tokens []int32, fits func(length int) bool) int
 }
 
 // Reuse is that of one request after another. Its memory is kept between them.
@@ -100,6 +101,7 @@ type Reuse struct {
 	// Tokens between two states of the class Interval, 0 = there are none, and of the last one or the restored state.
 	interval, passed int
 	ahead            int // tokens that were read ahead for the restored state
+	shared           int // position of a state that may be restored although it is no border, 0 = none
 }
 
 // New returns the reuse of a slot. cache is nil when nothing is kept.
@@ -108,8 +110,8 @@ func New(cache Cache, classes Class) Reuse { return Reuse{cache: cache, classes:
 // Start begins a request on an engine, whose prompt has the given cuts.
 func (r *Reuse) Start(req Request, e engine.Target, prompt []int32, cuts piece.Cuts) {
 	r.req, r.engine, r.prompt, r.cuts, r.free = req, e, prompt, cuts, e.Info().PromptRows == 0
-	r.rows, r.ring, r.kind, r.newest, r.restored, r.saved, r.passed = nil, nil, nil, nil, 0, 0, 0
-	r.ahead = 0
+	r.rows, r.ring, r.kind, r.newest = nil, nil, nil, nil
+	r.restored, r.saved, r.shared, r.passed, r.ahead = 0, 0, 0, 0, 0
 	r.keep, r.must, r.mark = r.keep[:0], r.must[:0], time.Now()
 	if r.On() {
 		r.plan()
@@ -156,9 +158,7 @@ func (r *Reuse) Restore(ctx context.Context, s engine.Sequence) (int, error) {
 	if !r.On() || r.req.SaveOnly {
 		return 0, nil
 	}
-	e := r.cache.Find(ctx, r.req.Space, r.prompt[:len(r.prompt)-1], func(length int) bool {
-		return r.free || r.cuts.Below(length) == length
-	})
+	e := r.cache.Find(ctx, r.req.Space, r.prompt[:len(r.prompt)-1], r.fits)
 	if e == nil {
 		return 0, nil
 	}
@@ -170,6 +170,42 @@ func (r *Reuse) Restore(ctx context.Context, s engine.Sequence) (int, error) {
 	r.rows, r.restored, r.passed = rows, length, length
 	return length, nil
 }
+
+// Again restores the longest state that fits and has at most length tokens of the prompt into an empty sequence of a
+// request that had to give up its own, and returns its length, 0 if there is none.
+func (r *Reuse) Again(ctx context.Context, s engine.Sequence, length int) (int, error) {
+	if !r.On() {
+		return 0, nil
+	}
+	e := r.cache.Find(ctx, r.req.Space, r.prompt[:length], r.fits)
+	if e == nil {
+		return 0, nil
+	}
+	restored := e.Length()
+	return restored, r.cache.Restore(ctx, e, s)
+}
+
+// fits reports whether a cold run of the prompt has the state after so many tokens.
+func (r *Reuse) fits(length int) bool {
+	return r.free || length == r.shared || r.cuts.Below(length) == length
+}
+
+// Stored is the number of tokens of the longest state that Restore would restore now.
+func (r *Reuse) Stored() int {
+	return r.cache.Longest(r.req.Space, r.prompt[:len(r.prompt)-1], r.fits)
+}
+
+// Allow lets Restore take a state of so many tokens that another request has stored by Share.
+func (r *Reuse) Allow(shared int) { r.shared = shared }
+
+// Share saves the state of a sequence that holds the prompt's first length tokens, for requests that wait for it.
+func (r *Reuse) Share(s engine.Sequence, length int) { r.save(s, r.prompt[:length], true) }
+
+// Known is the number of tokens of the longest state of the prompt that the request has restored or saved.
+func (r *Reuse) Known() int { return max(r.saved, r.restored) }
+
+// Paused notes that the request stood still for so long, in which it read nothing.
+func (r *Reuse) Paused(d time.Duration) { r.mark = r.mark.Add(d) }
 
 // Rows returns the features that came with the restored state of so many positions, nil unless they are what is
 // captured.
@@ -269,7 +305,7 @@ func (r *Reuse) save(s engine.Sequence, tokens []int32, keep bool) *prefix.Entry
 // Relieve makes room in the engine by giving up a stored state. It reports whether there was one.
 func (r *Reuse) Relieve() bool { return r.cache != nil && r.cache.Relieve(r.engine) }
 
-// Freed notes that a request's sequence was freed.
+// Freed notes that the request's sequence was freed.
 func (r *Reuse) Freed() {
 	if r.cache != nil {
 		r.cache.Freed()

@@ -65,6 +65,8 @@ func (s *stub) Relieve(engine.Target) bool { return false }
 func (s *stub) Freed()                     {}
 func (s *stub) Interval() int              { return s.interval }
 
+func (s *stub) Longest(string, []int32, func(int) bool) int { return 0 }
+
 func (s *stub) Persist(e *prefix.Entry, fresh int) {
 	if s.written == nil {
 		s.written = map[int]int{}

@@ -20,16 +20,21 @@ type Sequence struct {
 	path    []int32 // accepted rows of the last step, pending unless its group commits
 	group   [1]engine.Group
 	step    engine.Step
+	built   bool // the step is put together and has not run
 	result  Result
-	reading [1]engine.Group // of a step without rows
+	reading [1]engine.Group // of a step without rows, or of known tokens
+	known   []engine.Row
 	read    engine.StepResult
 }
 
 // Start begins a request on sequence id, which holds length positions. vocab bounds the tokens that the engine may choose.
 func (s *Sequence) Start(e engine.Target, id engine.Sequence, length, vocab int) {
 	s.engine, s.id, s.vocab, s.length = e, id, vocab, length
-	s.path, s.group[0] = s.path[:0], engine.Group{}
+	s.path, s.group[0], s.built = s.path[:0], engine.Group{}, false
 }
+
+// Move goes on with another sequence of the engine in the same state, in which nothing is pending.
+func (s *Sequence) Move(id engine.Sequence) { s.id, s.group[0].Sequence = id, id }
 
 // ID is the engine's handle.
 func (s *Sequence) ID() engine.Sequence { return s.id }
@@ -55,6 +60,7 @@ func (s *Sequence) Begin(kind engine.GroupKind, features engine.FeatureEncoding,
 	}
 	s.group[0] = next
 	s.step = engine.Step{Groups: s.group[:], Rows: s.step.Rows[:0], Features: features}
+	s.built = true
 }
 
 // Add adds a row to the step.
@@ -66,7 +72,9 @@ func (s *Sequence) SetMasks(masks []uint32, n int) { s.step.Masks, s.step.NMasks
 // Run runs the step. With commit its rows are a chain that is kept whole.
 func (s *Sequence) Run(ctx context.Context, commit bool) error {
 	s.group[0].Rows, s.group[0].Commit = len(s.step.Rows), commit
-	return s.result.run(ctx, s.engine, &s.step, s.vocab)
+	err := s.result.run(ctx, s.engine, &s.step, s.vocab)
+	s.built = err != nil
+	return err
 }
 
 // Result returns what the last step returned. It is valid until the next one.
@@ -77,13 +85,54 @@ func (s *Sequence) Commit(ctx context.Context) error {
 	if s.group[0].Commit || len(s.path) == 0 {
 		return nil
 	}
-	s.reading[0] = engine.Group{Sequence: s.id, Path: s.path}
-	step := engine.Step{Groups: s.reading[:]}
-	if err := s.engine.Step(ctx, &step, &s.read); err != nil {
+	if err := s.commit(ctx, s.path); err != nil {
 		return err
 	}
 	s.path = s.path[:0]
 	return nil
+}
+
+func (s *Sequence) commit(ctx context.Context, path []int32) error {
+	s.reading[0] = engine.Group{Sequence: s.id, Path: path}
+	step := engine.Step{Groups: s.reading[:]}
+	return s.engine.Step(ctx, &step, &s.read)
+}
+
+// Settle commits what is pending by a step without rows, so that the sequence's state is all in the engine. What the step
+// that is put together was to commit, it commits no more.
+func (s *Sequence) Settle(ctx context.Context) error {
+	if !s.built {
+		return s.Commit(ctx)
+	}
+	path := s.group[0].Path
+	if len(path) == 0 {
+		return nil
+	}
+	s.group[0].Path = nil
+	return s.commit(ctx, path)
+}
+
+// DropKept makes the step that is put together read no features that the engine keeps, and returns of how many rows it
+// would have.
+func (s *Sequence) DropKept() int {
+	if !s.built {
+		return 0
+	}
+	n := s.group[0].Kept.Rows
+	s.group[0].Kept = engine.KeptRange{}
+	return int(n)
+}
+
+// Read commits known tokens from a position on, of which nothing is wanted. It leaves the step that is put together as
+// it is.
+func (s *Sequence) Read(ctx context.Context, kind engine.GroupKind, tokens []int32, at int) error {
+	s.known = s.known[:0]
+	for i, token := range tokens {
+		s.known = append(s.known, engine.Row{Token: token, Position: int32(at + i), Parent: int32(i - 1), Mask: -1})
+	}
+	s.reading[0] = engine.Group{Sequence: s.id, Rows: len(tokens), Kind: kind, Commit: true}
+	step := engine.Step{Groups: s.reading[:], Rows: s.known}
+	return s.engine.Step(ctx, &step, &s.read)
 }
 
 // ReadKept reads the features of the newest n rows, which the engine keeps, by a step without rows. Nothing may be

@@ -1,0 +1,425 @@
+// Package overload sends a cluster several times the requests that it can serve, then clients that leave, and judges
+// what must stay true: what is served is not slowed down by what is refused, the queue is bounded, refusals say when to
+// try again, memory stays flat, and engines hold no sequence without a request.
+package overload
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/tandem-inference/tandem/tests/cluster"
+)
+
+// Config of a run.
+type Config struct {
+	Peak     time.Duration // for measuring what the cluster serves
+	Overload time.Duration // of requests beyond that
+	Factor   float64       // how many times as many requests are sent then
+	// Least is the goodput under overload as a share of the peak.
+	Least       float64
+	Queue       int // the cluster's --max-queue
+	Clients     int // at a time for the peak: more than the cluster has slots, fewer than slots and queue
+	Disconnects int // clients that leave at random moments, after the overload
+	Tokens      int // of an answer
+	// MemoryRise is by which share a process may grow from the end of the first third of the overload on, and MemorySlack
+	// by how many bytes more.
+	MemoryRise  float64
+	MemorySlack int64
+	Log         io.Writer // gets progress; nil = nothing
+}
+
+// Args of the cluster's "tandem serve" that a run needs.
+func (c Config) Args() []string { return []string{"--demo", "--max-queue", strconv.Itoa(c.Queue)} }
+
+// Env of the cluster that a run needs: a prefix cache that is full long before memory is first measured.
+func (c Config) Env() []string { return []string{"TANDEM_PREFIX_CACHE_SLOTS=16"} }
+
+// Result of a run.
+type Result struct {
+	PeakRequests float64   `json:"peak_requests_per_second"`
+	Peak         float64   `json:"peak_tokens_per_second"`
+	Goodput      float64   `json:"goodput_tokens_per_second"`
+	Share        float64   `json:"goodput_share_of_peak"`
+	Sent         int       `json:"sent"`
+	Served       int       `json:"served"`
+	Refused      int       `json:"refused_429"`
+	NoRetry      int       `json:"refused_without_retry_after"`
+	Failed       int       `json:"failed_otherwise"`
+	Queue        int       `json:"longest_queue"`
+	Slowest      float64   `json:"slowest_served_seconds"`
+	Left         int       `json:"disconnects"`
+	Orphans      int       `json:"orphaned_sequences_seen"`
+	Memory       []Process `json:"memory"`
+	Problems     []string  `json:"problems"`
+}
+
+// Process is the memory of one process, in bytes.
+type Process struct {
+	Name         string `json:"name"`
+	PID          int    `json:"pid"`
+	Before       int64  `json:"rss_after_first_third"`
+	After        int64  `json:"rss_after_overload"`
+	Disconnected int64  `json:"rss_after_disconnects"`
+}
+
+// Passed reports whether nothing was wrong.
+func (r *Result) Passed() bool { return len(r.Problems) == 0 }
+
+// run is the state of one.
+type run struct {
+	cfg    Config
+	cl     *cluster.Cluster
+	client *http.Client
+
+	mu sync.Mutex // guards r
+	r  Result
+}
+
+// Run runs the load. An error means that it could not be judged.
+func Run(ctx context.Context, cl *cluster.Cluster, cfg Config) (*Result, error) {
+	s := &run{cfg: cfg, cl: cl, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 1024}}}
+	if _, _, err := s.ask(ctx, 0, false); err != nil {
+		return nil, fmt.Errorf("the first request: %w", err)
+	}
+	if err := s.peak(ctx); err != nil {
+		return nil, err
+	}
+	if err := s.overload(ctx); err != nil {
+		return nil, err
+	}
+	s.disconnect(ctx)
+	s.settle(ctx)
+	s.memory(func(p *Process, rss int64) { p.Disconnected = rss })
+	s.judge()
+	return &s.r, ctx.Err()
+}
+
+func (s *run) log(format string, args ...any) {
+	if s.cfg.Log != nil {
+		fmt.Fprintf(s.cfg.Log, format+"\n", args...)
+	}
+}
+
+func (s *run) problem(format string, args ...any) {
+	s.r.Problems = append(s.r.Problems, fmt.Sprintf(format, args...))
+}
+
+// refusal is an answer other than 200.
+type refusal struct {
+	status int
+	retry  string
+	text   string
+}
+
+func (r *refusal) Error() string { return fmt.Sprintf("status %d: %s", r.status, r.text) }
+
+// ask sends request i and returns the tokens of its answer. With stream its body is left to the caller.
+func (s *run) ask(ctx context.Context, i int, stream bool) (tokens int, body io.ReadCloser, err error) {
+	data, err := json.Marshal(map[string]any{
+		"model": "overload", "prompt": fmt.Sprintf("func f%d(list []int) int {\n\t// returns", i%7),
+		"max_tokens": s.cfg.Tokens, "temperature": 0.9, "seed": i, "stream": stream, "ignore_eos": true,
+	})
+	if err != nil {
+		return 0, nil, err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, s.cl.HTTP+"/v1/completions", bytes.NewReader(data))
+	if err != nil {
+		return 0, nil, err
+	}
+	request.Header.Set("Content-Type", "application/json")
+	response, err := s.client.Do(request)
+	if err != nil {
+		return 0, nil, err
+	}
+	if stream && response.StatusCode == http.StatusOK {
+		return 0, response.Body, nil
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		return 0, nil, err
+	}
+	if response.StatusCode != http.StatusOK {
+		return 0, nil, &refusal{response.StatusCode, response.Header.Get("Retry-After"), string(text)}
+	}
+	var reply struct {
+		Usage struct {
+			CompletionTokens int `json:"completion_tokens"`
+		}
+	}
+	if err := json.Unmarshal(text, &reply); err != nil || reply.Usage.CompletionTokens == 0 {
+		return 0, nil, fmt.Errorf("answer %.200q: %w", text, err)
+	}
+	return reply.Usage.CompletionTokens, nil, nil
+}
+
+// steadyShare is the end of a phase in which answers count: its begin, until slots and queue are filled, does not.
+const steadyShare = 0.75
+
+// steady reports whether an answer that comes now counts in a phase that began at start.
+func steady(start time.Time, length time.Duration) bool {
+	passed := time.Since(start)
+	return passed < length && passed > time.Duration((1-steadyShare)*float64(length))
+}
+
+// peak measures what the cluster serves when there is always a request that waits, and none is refused.
+func (s *run) peak(ctx context.Context) error {
+	var mu sync.Mutex
+	var group sync.WaitGroup
+	requests, tokens, first := 0, 0, error(nil)
+	start := time.Now()
+	for c := range s.cfg.Clients {
+		group.Go(func() {
+			for i := c; time.Since(start) < s.cfg.Peak; i += s.cfg.Clients {
+				n, _, err := s.ask(ctx, i, false)
+				mu.Lock()
+				if err == nil && steady(start, s.cfg.Peak) {
+					requests, tokens = requests+1, tokens+n
+				} else if err != nil && first == nil {
+					first = err
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	group.Wait()
+	if first != nil {
+		return fmt.Errorf("while the peak was measured: %w", first)
+	}
+	seconds := steadyShare * s.cfg.Peak.Seconds()
+	s.r.PeakRequests, s.r.Peak = float64(requests)/seconds, float64(tokens)/seconds
+	s.log("peak: %.1f requests, %.0f tokens a second", s.r.PeakRequests, s.r.Peak)
+	if requests == 0 {
+		return errors.New("no request was served while the peak was measured")
+	}
+	return nil
+}
+
+// overload sends requests at a fixed rate, whatever becomes of them.
+func (s *run) overload(ctx context.Context) error {
+	var group sync.WaitGroup
+	start, tokens := time.Now(), 0
+	over := start.Add(s.cfg.Overload)
+	third := false
+	watched, stop := context.WithCancel(ctx)
+	group.Go(func() { s.watch(watched) })
+	pause := time.Duration(float64(time.Second) / (s.cfg.Factor * s.r.PeakRequests))
+	for i := 0; time.Now().Before(over) && ctx.Err() == nil; i++ {
+		if !third && time.Since(start) > s.cfg.Overload/3 {
+			third = true
+			s.memory(func(p *Process, rss int64) { p.Before = rss })
+		}
+		group.Go(func() {
+			begin := time.Now()
+			n, _, err := s.ask(ctx, i, false)
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.r.Sent++
+			var refused *refusal
+			switch {
+			case err == nil:
+				s.r.Served++
+				s.r.Slowest = max(s.r.Slowest, time.Since(begin).Seconds())
+				if steady(start, s.cfg.Overload) {
+					tokens += n
+				}
+			case errors.As(err, &refused) && refused.status == http.StatusTooManyRequests:
+				s.r.Refused++
+				if n, err := strconv.Atoi(refused.retry); err != nil || n < 1 {
+					s.r.NoRetry++
+				}
+			default:
+				if s.r.Failed++; s.r.Failed <= 3 {
+					s.problem("a request failed: %v", err)
+				}
+			}
+		})
+		time.Sleep(time.Until(start.Add(time.Duration(i+1) * pause)))
+	}
+	time.Sleep(time.Until(over))
+	s.mu.Lock()
+	s.r.Goodput = float64(tokens) / (steadyShare * s.cfg.Overload.Seconds())
+	s.mu.Unlock()
+	stop()
+	group.Wait()
+	s.r.Share = s.r.Goodput / s.r.Peak
+	s.memory(func(p *Process, rss int64) { p.After = rss })
+	s.log("overload: %d sent, %d served, %d refused, %.0f tokens a second", s.r.Sent, s.r.Served, s.r.Refused, s.r.Goodput)
+	return ctx.Err()
+}
+
+// memory reads the size of all processes.
+func (s *run) memory(note func(p *Process, rss int64)) {
+	for _, p := range s.cl.Processes() {
+		z, err := cluster.SizesOf(p.PID)
+		if err != nil {
+			continue // it ended just now
+		}
+		at := -1
+		for i := range s.r.Memory {
+			if s.r.Memory[i].PID == p.PID {
+				at = i
+			}
+		}
+		if at < 0 {
+			at = len(s.r.Memory)
+			s.r.Memory = append(s.r.Memory, Process{Name: p.Name, PID: p.PID})
+		}
+		note(&s.r.Memory[at], z.RSSBytes)
+	}
+}
+
+// watch samples the length of the queue.
+func (s *run) watch(ctx context.Context) {
+	for ctx.Err() == nil {
+		page, err := s.get(ctx, "/metrics")
+		if err == nil {
+			for line := range strings.Lines(page) {
+				if value, ok := strings.CutPrefix(line, "tandem_queue_depth"); ok {
+					fields := strings.Fields(value)
+					n, _ := strconv.ParseFloat(fields[len(fields)-1], 64)
+					s.mu.Lock()
+					s.r.Queue = max(s.r.Queue, int(n))
+					s.mu.Unlock()
+				}
+			}
+		}
+		select {
+		case <-time.After(200 * time.Millisecond):
+		case <-ctx.Done():
+		}
+	}
+}
+
+func (s *run) get(ctx context.Context, path string) (string, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.cl.HTTP+path, nil)
+	if err != nil {
+		return "", err
+	}
+	response, err := s.client.Do(request)
+	if err != nil {
+		return "", err
+	}
+	defer response.Body.Close()
+	page, err := io.ReadAll(response.Body)
+	return string(page), err
+}
+
+// disconnect sends streams whose clients leave: before the answer, at its head, or after some of its lines.
+func (s *run) disconnect(ctx context.Context) {
+	var group sync.WaitGroup
+	next := make(chan int)
+	for range s.cfg.Clients {
+		group.Go(func() {
+			for i := range next {
+				s.leave(ctx, i)
+			}
+		})
+	}
+	for i := range s.cfg.Disconnects {
+		next <- i
+	}
+	close(next)
+	group.Wait()
+	s.r.Left = s.cfg.Disconnects
+	s.log("%d clients left", s.r.Left)
+}
+
+// leave sends one stream and leaves it.
+func (s *run) leave(ctx context.Context, i int) {
+	random := rand.New(rand.NewPCG(uint64(i), 1))
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if random.IntN(3) == 0 {
+		timer := time.AfterFunc(time.Duration(random.IntN(20_000))*time.Microsecond, cancel)
+		defer timer.Stop()
+	}
+	_, body, err := s.ask(ctx, i, true)
+	if err != nil || body == nil {
+		return // it left before, or was refused
+	}
+	lines := bufio.NewScanner(body)
+	for n := random.IntN(20); n > 0 && lines.Scan(); n-- {
+	}
+	cancel()
+	_ = body.Close()
+}
+
+// settleTime is how long the last cancellations and the reports of them may take.
+const settleTime = 20 * time.Second
+
+// settle waits until no request is at work any more.
+func (s *run) settle(ctx context.Context) {
+	for deadline := time.Now().Add(settleTime); ; time.Sleep(200 * time.Millisecond) {
+		page, err := s.get(ctx, "/cluster")
+		var reply struct {
+			Workers []struct {
+				ID        string
+				Sequences int `json:"engine_sequences"`
+				Orphans   int `json:"orphaned_sequences"`
+				Busy      int `json:"lanes_busy"`
+				Counters  map[string]float64
+			}
+		}
+		if err == nil {
+			err = json.Unmarshal([]byte(page), &reply)
+		}
+		busy := 0
+		s.r.Orphans = 0
+		for _, w := range reply.Workers {
+			busy += w.Sequences + w.Busy
+			s.r.Orphans += w.Orphans + int(w.Counters["orphaned_sequences_freed"])
+		}
+		if err == nil && len(reply.Workers) > 0 && busy == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			s.problem("without a request at work, workers say %s, %v", page, err)
+			return
+		}
+	}
+}
+
+// judge looks at what was counted.
+func (s *run) judge() {
+	r := &s.r
+	if r.Share < s.cfg.Least {
+		s.problem("goodput was %.0f tokens a second under overload, %.0f at its peak", r.Goodput, r.Peak)
+	}
+	if r.Queue > s.cfg.Queue {
+		s.problem("%d requests waited, --max-queue is %d", r.Queue, s.cfg.Queue)
+	}
+	if r.Refused == 0 || r.Queue == 0 {
+		s.problem("%d requests were refused, at most %d waited: it was no overload", r.Refused, r.Queue)
+	}
+	if r.NoRetry > 0 {
+		s.problem("%d refusals have no Retry-After of at least 1 s", r.NoRetry)
+	}
+	if r.Failed > 0 {
+		s.problem("%d requests failed with another status than 429", r.Failed)
+	}
+	if r.Orphans > 0 {
+		s.problem("%d sequences belonged to no request", r.Orphans)
+	}
+	for _, m := range r.Memory {
+		most := int64(float64(m.Before)*(1+s.cfg.MemoryRise)) + s.cfg.MemorySlack
+		switch {
+		case m.Before == 0:
+			s.problem("process %s (%d) was started during the run", m.Name, m.PID)
+		case max(m.After, m.Disconnected) > most:
+			s.problem("%s (%d) grew from %d MB to %d, and %d after the disconnects", m.Name, m.PID, m.Before/1e6, m.After/1e6,
+				m.Disconnected/1e6)
+		}
+	}
+}
