@@ -175,6 +175,11 @@ var Fields = map[protoreflect.FullName]Rule{
 	"tandem.v1.DecodeRequest.priority":         by("worker-target/internal/server check"),
 	"tandem.v1.DecodeRequest.cache":            by("worker-target/internal/server checkCache"),
 
+	"tandem.v1.ReadAheadRequest.request_id":    by("made or checked by the gateway; for logs"),
+	"tandem.v1.ReadAheadRequest.prompt_tokens": by("worker-target/internal/server checkAhead"),
+	"tandem.v1.ReadAheadRequest.isolation":     by("worker-target/internal/server checkAhead"),
+	"tandem.v1.ReadAheadResponse.accepted":     {Any: "a bool"},
+
 	"tandem.v1.CacheUse.off":       {Any: "a bool"},
 	"tandem.v1.CacheUse.isolation": by("worker-target/internal/server checkCache"),
 	"tandem.v1.CacheUse.hints":     by("worker-target/internal/server checkCache"),

@@ -114,6 +114,7 @@ func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model) (*tur
 	if err != nil {
 		return nil, err
 	}
+	req.ReturnsReasoning = true
 	if err := req.OneChoice(); err != nil {
 		return nil, err
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/httpapi"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
+	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/tokenizer"
@@ -57,6 +58,7 @@ type App struct {
 	registry       *registry.Server
 	cluster        *cluster.Cluster
 	models         *models
+	turns          *turn.Service
 	api            *httpapi.Server
 	httpServer     *http.Server
 	grpcServer     *grpc.Server // nil when the port is off
@@ -159,6 +161,7 @@ func (a *App) Run(ctx context.Context) error {
 	grp, failed := errgroup.WithContext(parts)
 	grp.Go(func() error { return a.cluster.Run(parts) })
 	grp.Go(func() error { return a.models.run(parts) })
+	grp.Go(func() error { return a.turns.RunAhead(parts) })
 	grp.Go(func() error { return a.serveHTTP() })
 	grp.Go(func() error { return serveGRPC(a.registryServer, a.registryLis) })
 	if a.grpcServer != nil {

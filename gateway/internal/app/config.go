@@ -60,6 +60,8 @@ type Config struct {
 
 	CacheIsolation string `default:"shared" enum:"shared,key" help:"Who shares the states that prompts leave in the prefix cache: shared (all) or key (each API key has its own)."`
 
+	ReadAhead string `default:"on" enum:"on,off" help:"Read the next prompt of a conversation, as far as it is known, while its client is busy and the worker has nothing else to do: on, off."`
+
 	BodyMemoryMB        int    `name:"body-memory-mb" default:"256" help:"Memory for the bodies of all requests at work, MB; a request that finds no room gets 429."`
 	ResponseStoreMB     int    `name:"response-store-mb" default:"64" help:"Memory for kept responses of the Responses API, MB; 0 keeps none."`
 	AnthropicInputTotal bool   `help:"Report the whole prompt as input_tokens of the Messages API, cached tokens included."`
@@ -104,7 +106,8 @@ func Defaults() Config {
 		DegenerateWatchdog: watchdog.AfterClose, MaxN: 8, MaxQueue: 256, QueueTimeoutS: 600, NoWorkerTimeoutS: 30,
 		FailoverTimeoutS: 60, ShutdownGraceS: 30, SSEKeepaliveS: 15, StreamUsageDefault: true,
 		CORSOrigin: []string{httpapi.OriginLocal}, TraceRatio: 1, ResponseStoreMB: 64, BodyMemoryMB: 256,
-		ImagePolicy: imagesReplaced, CacheIsolation: "shared", PrefillCompression: "off", PrefillThreshold: 32000,
+		ImagePolicy: imagesReplaced, CacheIsolation: "shared", ReadAhead: "on", PrefillCompression: "off",
+		PrefillThreshold: 32000,
 		PrefillKeepRatio: 0.05, PflashTimeoutS: 60, PflashRequestOverride: true, LeaseTTLS: 6, FilePollS: 2,
 		StallTimeoutS: 30, QueuedHeadersS: 10,
 	}
@@ -183,6 +186,9 @@ func (c *Config) Validate() error {
 	}
 	if !slices.Contains([]string{"reject", imagesReplaced}, c.ImagePolicy) {
 		bad("image-policy", "%q is not reject or placeholder", c.ImagePolicy)
+	}
+	if !slices.Contains([]string{"on", "off"}, c.ReadAhead) {
+		bad("read-ahead", "%q is not on or off", c.ReadAhead)
 	}
 	for _, origin := range c.CORSOrigin {
 		if err := httpapi.CheckOrigin(origin); err != nil {

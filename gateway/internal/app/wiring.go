@@ -173,9 +173,10 @@ func (a *App) wire() error {
 		MaxN: cfg.MaxN, DefaultThinking: cfg.DefaultThinking, StrictModel: cfg.StrictModel,
 		Keepalive: seconds(cfg.SSEKeepaliveS), RequestTimeout: seconds(cfg.RequestTimeoutS),
 		QueuedHeaders: seconds(cfg.QueuedHeadersS), ImagePlaceholder: cfg.ImagePolicy == imagesReplaced,
-		IsolateCache: cfg.CacheIsolation == cacheByKey,
+		IsolateCache: cfg.CacheIsolation == cacheByKey, ReadAhead: cfg.ReadAhead == "on",
 	}, turn.Deps{Model: a.models.served, Generator: gen, Compressor: pflash, Budgets: limits, Memory: memory,
-		Logger: a.log.Named("turn")})
+		Ahead: a.cluster.Targets, Logger: a.log.Named("turn")})
+	a.turns = turns
 	dialect := openai.New(openai.Config{StreamUsageDefault: cfg.StreamUsageDefault}, openai.Deps{Turn: turns})
 	secret, err := a.sealKey()
 	if err != nil {

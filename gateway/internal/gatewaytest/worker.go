@@ -44,6 +44,7 @@ type Worker struct {
 	running  int
 	requests []*tandemv1.DecodeRequest
 	scored   []*tandemv1.CompressRequest
+	ahead    []*tandemv1.ReadAheadRequest
 	ended    bool
 }
 
@@ -187,6 +188,21 @@ func (w *Worker) Scored() []*tandemv1.CompressRequest {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return append([]*tandemv1.CompressRequest(nil), w.scored...)
+}
+
+// Ahead returns the prompts so far that are to be read ahead.
+func (w *Worker) Ahead() []*tandemv1.ReadAheadRequest {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return append([]*tandemv1.ReadAheadRequest(nil), w.ahead...)
+}
+
+// ReadAhead implements the target service.
+func (w *Worker) ReadAhead(_ context.Context, m *tandemv1.ReadAheadRequest) (*tandemv1.ReadAheadResponse, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.ahead = append(w.ahead, m)
+	return &tandemv1.ReadAheadResponse{Accepted: true}, nil
 }
 
 // Decode implements the target service.

@@ -294,6 +294,7 @@ func (r *run) add(c *Choice, s *stream) {
 	u.Retries += s.retries
 	u.ContractChanges += s.contractChanges
 	u.addContract(s.contract)
+	u.Worker = s.worker
 	u.CloseKind = c.CloseKind
 	u.Degraded = u.Degraded || s.degraded
 	u.Prefill = max(u.Prefill, s.prefill)

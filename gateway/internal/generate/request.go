@@ -151,8 +151,10 @@ type Usage struct {
 	// ContractChanges counts moves to a worker with another id after tokens were generated; Config.FailoverAny
 	// allows them.
 	ContractChanges int
-	CloseKind       string           // of the last choice that ended, see Choice
-	Compression     *compress.Report // nil when compression was off
+	// Worker is the one that ended the last choice.
+	Worker      string
+	CloseKind   string           // of the last choice that ended, see Choice
+	Compression *compress.Report // nil when compression was off
 
 	Queue, Compress, Restore, Prefill, TTFT, Decode, Total time.Duration
 }

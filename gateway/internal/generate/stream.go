@@ -54,6 +54,7 @@ type stream struct {
 	steps             int64
 	messages          int64 // Committed messages: one per verify step
 	retries           int
+	worker            string // that has the choice
 	contract          string // id of the worker that computed the newest tokens
 	contractChanges   int
 	degraded          bool
@@ -188,6 +189,7 @@ func (s *stream) attempt(ctx context.Context, slot *cluster.Slot) error {
 		s.ended = FinishLength
 		return errDone
 	}
+	s.worker = slot.Worker
 	s.slot = slot
 	defer func() { s.slot = nil }()
 	ctx, cancel := context.WithCancelCause(metadata.AppendToOutgoingContext(ctx, "x-request-id", s.r.req.ID))

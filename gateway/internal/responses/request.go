@@ -38,6 +38,7 @@ func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model, name 
 	if err != nil {
 		return nil, err
 	}
+	base.ReturnsReasoning = true
 	if err := base.OneChoice(); err != nil {
 		return nil, err
 	}

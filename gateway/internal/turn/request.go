@@ -43,6 +43,9 @@ type Request struct {
 
 	Format   Format
 	Thinking Thinking
+	// ReturnsReasoning says that clients of the dialect send reasoning back; those that have sent an answer back show what
+	// they do.
+	ReturnsReasoning bool
 	// ReasoningInContent leaves the reasoning in the content, as it was written.
 	ReasoningInContent bool
 
@@ -162,6 +165,8 @@ type Prepared struct {
 	Warnings []string
 
 	scope string
+	// chat is the conversation of a request whose next turn can be predicted; nil = none.
+	chat *Request
 }
 
 // warningHeader tells clients what of their request was left out.

@@ -34,7 +34,12 @@ type Stream interface {
 
 // Run runs a request into a sink that is no HTTP answer.
 func (s *Service) Run(ctx context.Context, p *Prepared, sink generate.Sink) (*generate.Usage, error) {
-	return s.generator.Run(ctx, p.Run, s.record(p, sink))
+	heard := s.listen(p, s.record(p, sink))
+	u, err := s.generator.Run(ctx, p.Run, heard)
+	if l, ok := heard.(*listener); ok && err == nil {
+		s.expect(p, l, u)
+	}
+	return u, err
 }
 
 // Stream runs a request as an event stream. make builds the dialect's side on the writer. An error that comes before

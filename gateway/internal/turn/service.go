@@ -33,6 +33,8 @@ type Config struct {
 	QueuedHeaders time.Duration
 	// IsolateCache keeps what prompts leave in the prefix cache apart by API key.
 	IsolateCache bool
+	// ReadAhead has the next prompt of a conversation read while its client is busy.
+	ReadAhead bool
 	// ImagePlaceholder puts a text in the place of images and the like; without it they are errors.
 	ImagePlaceholder bool
 }
@@ -49,6 +51,8 @@ type Deps struct {
 	Budgets Budgets
 	// Memory may be nil: then calls of earlier turns are always rendered by the template.
 	Memory *toolcall.Memory
+	// Ahead may be nil: then nothing is read ahead.
+	Ahead  Ahead
 	Logger *zap.Logger
 }
 
@@ -98,6 +102,8 @@ type Service struct {
 	compressor Compressor
 	budgets    Budgets
 	memory     *toolcall.Memory
+	ahead      Ahead
+	expected   chan *expectation // read by RunAhead
 	log        *zap.Logger
 }
 
@@ -106,9 +112,12 @@ func New(cfg Config, deps Deps) *Service {
 	if deps.Logger == nil {
 		deps.Logger = zap.NewNop()
 	}
+	if !cfg.ReadAhead {
+		deps.Ahead = nil
+	}
 	return &Service{
 		cfg: cfg, model: deps.Model, generator: deps.Generator, compressor: deps.Compressor, budgets: deps.Budgets,
-		memory: deps.Memory, log: deps.Logger,
+		memory: deps.Memory, ahead: deps.Ahead, expected: make(chan *expectation, mostExpected), log: deps.Logger,
 	}
 }
 
@@ -217,6 +226,7 @@ func (s *Service) Prepare(m *model.Model, req *Request) (*Prepared, error) {
 		return nil, err
 	}
 	p := s.Raw(m, req)
+	p.chat = s.chat(req, conv)
 	p.Run.SplitReasoning, p.Run.Operation = true, telemetry.GenAIChat
 	p.Run.ReasoningInContent = req.ReasoningInContent
 	p.PromptTokens = len(rendered.Tokens)

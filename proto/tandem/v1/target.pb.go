@@ -81,6 +81,114 @@ func (CloseKind) EnumDescriptor() ([]byte, []int) {
 	return file_tandem_v1_target_proto_rawDescGZIP(), []int{0}
 }
 
+type ReadAheadRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The request whose answer the prompt follows, for logs.
+	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// What the next prompt is expected to begin with.
+	PromptTokens []int32 `protobuf:"varint,2,rep,packed,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
+	// CacheUse.isolation of the next prompt.
+	Isolation     string `protobuf:"bytes,3,opt,name=isolation,proto3" json:"isolation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadAheadRequest) Reset() {
+	*x = ReadAheadRequest{}
+	mi := &file_tandem_v1_target_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadAheadRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadAheadRequest) ProtoMessage() {}
+
+func (x *ReadAheadRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_target_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadAheadRequest.ProtoReflect.Descriptor instead.
+func (*ReadAheadRequest) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *ReadAheadRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *ReadAheadRequest) GetPromptTokens() []int32 {
+	if x != nil {
+		return x.PromptTokens
+	}
+	return nil
+}
+
+func (x *ReadAheadRequest) GetIsolation() string {
+	if x != nil {
+		return x.Isolation
+	}
+	return ""
+}
+
+type ReadAheadResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The prompt waits to be read; false when the worker keeps no states or drains.
+	Accepted      bool `protobuf:"varint,1,opt,name=accepted,proto3" json:"accepted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadAheadResponse) Reset() {
+	*x = ReadAheadResponse{}
+	mi := &file_tandem_v1_target_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadAheadResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadAheadResponse) ProtoMessage() {}
+
+func (x *ReadAheadResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_target_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadAheadResponse.ProtoReflect.Descriptor instead.
+func (*ReadAheadResponse) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ReadAheadResponse) GetAccepted() bool {
+	if x != nil {
+		return x.Accepted
+	}
+	return false
+}
+
 type DecodeRequest struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	RequestId    string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
@@ -113,7 +221,7 @@ type DecodeRequest struct {
 
 func (x *DecodeRequest) Reset() {
 	*x = DecodeRequest{}
-	mi := &file_tandem_v1_target_proto_msgTypes[0]
+	mi := &file_tandem_v1_target_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -125,7 +233,7 @@ func (x *DecodeRequest) String() string {
 func (*DecodeRequest) ProtoMessage() {}
 
 func (x *DecodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[0]
+	mi := &file_tandem_v1_target_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -138,7 +246,7 @@ func (x *DecodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecodeRequest.ProtoReflect.Descriptor instead.
 func (*DecodeRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{0}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *DecodeRequest) GetRequestId() string {
@@ -255,7 +363,7 @@ type CacheUse struct {
 
 func (x *CacheUse) Reset() {
 	*x = CacheUse{}
-	mi := &file_tandem_v1_target_proto_msgTypes[1]
+	mi := &file_tandem_v1_target_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -267,7 +375,7 @@ func (x *CacheUse) String() string {
 func (*CacheUse) ProtoMessage() {}
 
 func (x *CacheUse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[1]
+	mi := &file_tandem_v1_target_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -280,7 +388,7 @@ func (x *CacheUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CacheUse.ProtoReflect.Descriptor instead.
 func (*CacheUse) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{1}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *CacheUse) GetOff() bool {
@@ -322,7 +430,7 @@ type Guide struct {
 
 func (x *Guide) Reset() {
 	*x = Guide{}
-	mi := &file_tandem_v1_target_proto_msgTypes[2]
+	mi := &file_tandem_v1_target_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -334,7 +442,7 @@ func (x *Guide) String() string {
 func (*Guide) ProtoMessage() {}
 
 func (x *Guide) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[2]
+	mi := &file_tandem_v1_target_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -347,7 +455,7 @@ func (x *Guide) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guide.ProtoReflect.Descriptor instead.
 func (*Guide) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{2}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Guide) GetReasoning() *Reasoning {
@@ -398,7 +506,7 @@ type Reasoning struct {
 
 func (x *Reasoning) Reset() {
 	*x = Reasoning{}
-	mi := &file_tandem_v1_target_proto_msgTypes[3]
+	mi := &file_tandem_v1_target_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -410,7 +518,7 @@ func (x *Reasoning) String() string {
 func (*Reasoning) ProtoMessage() {}
 
 func (x *Reasoning) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[3]
+	mi := &file_tandem_v1_target_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -423,7 +531,7 @@ func (x *Reasoning) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reasoning.ProtoReflect.Descriptor instead.
 func (*Reasoning) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{3}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Reasoning) GetOpen() []int32 {
@@ -497,7 +605,7 @@ type DecodeResponse struct {
 
 func (x *DecodeResponse) Reset() {
 	*x = DecodeResponse{}
-	mi := &file_tandem_v1_target_proto_msgTypes[4]
+	mi := &file_tandem_v1_target_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -509,7 +617,7 @@ func (x *DecodeResponse) String() string {
 func (*DecodeResponse) ProtoMessage() {}
 
 func (x *DecodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[4]
+	mi := &file_tandem_v1_target_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -522,7 +630,7 @@ func (x *DecodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecodeResponse.ProtoReflect.Descriptor instead.
 func (*DecodeResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{4}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *DecodeResponse) GetEvent() isDecodeResponse_Event {
@@ -609,7 +717,7 @@ type Admitted struct {
 
 func (x *Admitted) Reset() {
 	*x = Admitted{}
-	mi := &file_tandem_v1_target_proto_msgTypes[5]
+	mi := &file_tandem_v1_target_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -621,7 +729,7 @@ func (x *Admitted) String() string {
 func (*Admitted) ProtoMessage() {}
 
 func (x *Admitted) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[5]
+	mi := &file_tandem_v1_target_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -634,7 +742,7 @@ func (x *Admitted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admitted.ProtoReflect.Descriptor instead.
 func (*Admitted) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{5}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Admitted) GetWorkerId() string {
@@ -667,7 +775,7 @@ type Prefilled struct {
 
 func (x *Prefilled) Reset() {
 	*x = Prefilled{}
-	mi := &file_tandem_v1_target_proto_msgTypes[6]
+	mi := &file_tandem_v1_target_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -679,7 +787,7 @@ func (x *Prefilled) String() string {
 func (*Prefilled) ProtoMessage() {}
 
 func (x *Prefilled) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[6]
+	mi := &file_tandem_v1_target_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -692,7 +800,7 @@ func (x *Prefilled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prefilled.ProtoReflect.Descriptor instead.
 func (*Prefilled) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{6}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Prefilled) GetTokens() int32 {
@@ -737,7 +845,7 @@ type Committed struct {
 
 func (x *Committed) Reset() {
 	*x = Committed{}
-	mi := &file_tandem_v1_target_proto_msgTypes[7]
+	mi := &file_tandem_v1_target_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -749,7 +857,7 @@ func (x *Committed) String() string {
 func (*Committed) ProtoMessage() {}
 
 func (x *Committed) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[7]
+	mi := &file_tandem_v1_target_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -762,7 +870,7 @@ func (x *Committed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Committed.ProtoReflect.Descriptor instead.
 func (*Committed) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{7}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Committed) GetTokens() []int32 {
@@ -797,7 +905,7 @@ type PositionLogprobs struct {
 
 func (x *PositionLogprobs) Reset() {
 	*x = PositionLogprobs{}
-	mi := &file_tandem_v1_target_proto_msgTypes[8]
+	mi := &file_tandem_v1_target_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -809,7 +917,7 @@ func (x *PositionLogprobs) String() string {
 func (*PositionLogprobs) ProtoMessage() {}
 
 func (x *PositionLogprobs) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[8]
+	mi := &file_tandem_v1_target_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -822,7 +930,7 @@ func (x *PositionLogprobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PositionLogprobs.ProtoReflect.Descriptor instead.
 func (*PositionLogprobs) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{8}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PositionLogprobs) GetLogprob() float32 {
@@ -853,7 +961,7 @@ type Finished struct {
 
 func (x *Finished) Reset() {
 	*x = Finished{}
-	mi := &file_tandem_v1_target_proto_msgTypes[9]
+	mi := &file_tandem_v1_target_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -865,7 +973,7 @@ func (x *Finished) String() string {
 func (*Finished) ProtoMessage() {}
 
 func (x *Finished) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[9]
+	mi := &file_tandem_v1_target_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -878,7 +986,7 @@ func (x *Finished) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finished.ProtoReflect.Descriptor instead.
 func (*Finished) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{9}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Finished) GetReason() FinishReason {
@@ -913,7 +1021,14 @@ var File_tandem_v1_target_proto protoreflect.FileDescriptor
 
 const file_tandem_v1_target_proto_rawDesc = "" +
 	"\n" +
-	"\x16tandem/v1/target.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"\x9f\x04\n" +
+	"\x16tandem/v1/target.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"t\n" +
+	"\x10ReadAheadRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12#\n" +
+	"\rprompt_tokens\x18\x02 \x03(\x05R\fpromptTokens\x12\x1c\n" +
+	"\tisolation\x18\x03 \x01(\tR\tisolation\"/\n" +
+	"\x11ReadAheadResponse\x12\x1a\n" +
+	"\baccepted\x18\x01 \x01(\bR\baccepted\"\x9f\x04\n" +
 	"\rDecodeRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12#\n" +
@@ -989,9 +1104,10 @@ const file_tandem_v1_target_proto_rawDesc = "" +
 	"\x0fCLOSE_KIND_NONE\x10\x01\x12\x16\n" +
 	"\x12CLOSE_KIND_NATURAL\x10\x02\x12\x13\n" +
 	"\x0fCLOSE_KIND_SOFT\x10\x03\x12\x13\n" +
-	"\x0fCLOSE_KIND_HARD\x10\x042P\n" +
+	"\x0fCLOSE_KIND_HARD\x10\x042\x98\x01\n" +
 	"\rTargetService\x12?\n" +
-	"\x06Decode\x12\x18.tandem.v1.DecodeRequest\x1a\x19.tandem.v1.DecodeResponse0\x01B\x9e\x01\n" +
+	"\x06Decode\x12\x18.tandem.v1.DecodeRequest\x1a\x19.tandem.v1.DecodeResponse0\x01\x12F\n" +
+	"\tReadAhead\x12\x1b.tandem.v1.ReadAheadRequest\x1a\x1c.tandem.v1.ReadAheadResponseB\x9e\x01\n" +
 	"\rcom.tandem.v1B\vTargetProtoP\x01Z;github.com/tandem-inference/tandem/proto/tandem/v1;tandemv1\xa2\x02\x03TXX\xaa\x02\tTandem.V1\xca\x02\tTandem\\V1\xe2\x02\x15Tandem\\V1\\GPBMetadata\xea\x02\n" +
 	"Tandem::V1b\x06proto3"
 
@@ -1008,46 +1124,50 @@ func file_tandem_v1_target_proto_rawDescGZIP() []byte {
 }
 
 var file_tandem_v1_target_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_tandem_v1_target_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_tandem_v1_target_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_tandem_v1_target_proto_goTypes = []any{
-	(CloseKind)(0),           // 0: tandem.v1.CloseKind
-	(*DecodeRequest)(nil),    // 1: tandem.v1.DecodeRequest
-	(*CacheUse)(nil),         // 2: tandem.v1.CacheUse
-	(*Guide)(nil),            // 3: tandem.v1.Guide
-	(*Reasoning)(nil),        // 4: tandem.v1.Reasoning
-	(*DecodeResponse)(nil),   // 5: tandem.v1.DecodeResponse
-	(*Admitted)(nil),         // 6: tandem.v1.Admitted
-	(*Prefilled)(nil),        // 7: tandem.v1.Prefilled
-	(*Committed)(nil),        // 8: tandem.v1.Committed
-	(*PositionLogprobs)(nil), // 9: tandem.v1.PositionLogprobs
-	(*Finished)(nil),         // 10: tandem.v1.Finished
-	(*Sampling)(nil),         // 11: tandem.v1.Sampling
-	(*Speculation)(nil),      // 12: tandem.v1.Speculation
-	(*TokenLogprob)(nil),     // 13: tandem.v1.TokenLogprob
-	(FinishReason)(0),        // 14: tandem.v1.FinishReason
-	(*Timings)(nil),          // 15: tandem.v1.Timings
+	(CloseKind)(0),            // 0: tandem.v1.CloseKind
+	(*ReadAheadRequest)(nil),  // 1: tandem.v1.ReadAheadRequest
+	(*ReadAheadResponse)(nil), // 2: tandem.v1.ReadAheadResponse
+	(*DecodeRequest)(nil),     // 3: tandem.v1.DecodeRequest
+	(*CacheUse)(nil),          // 4: tandem.v1.CacheUse
+	(*Guide)(nil),             // 5: tandem.v1.Guide
+	(*Reasoning)(nil),         // 6: tandem.v1.Reasoning
+	(*DecodeResponse)(nil),    // 7: tandem.v1.DecodeResponse
+	(*Admitted)(nil),          // 8: tandem.v1.Admitted
+	(*Prefilled)(nil),         // 9: tandem.v1.Prefilled
+	(*Committed)(nil),         // 10: tandem.v1.Committed
+	(*PositionLogprobs)(nil),  // 11: tandem.v1.PositionLogprobs
+	(*Finished)(nil),          // 12: tandem.v1.Finished
+	(*Sampling)(nil),          // 13: tandem.v1.Sampling
+	(*Speculation)(nil),       // 14: tandem.v1.Speculation
+	(*TokenLogprob)(nil),      // 15: tandem.v1.TokenLogprob
+	(FinishReason)(0),         // 16: tandem.v1.FinishReason
+	(*Timings)(nil),           // 17: tandem.v1.Timings
 }
 var file_tandem_v1_target_proto_depIdxs = []int32{
-	11, // 0: tandem.v1.DecodeRequest.sampling:type_name -> tandem.v1.Sampling
-	12, // 1: tandem.v1.DecodeRequest.speculation:type_name -> tandem.v1.Speculation
-	3,  // 2: tandem.v1.DecodeRequest.guide:type_name -> tandem.v1.Guide
-	2,  // 3: tandem.v1.DecodeRequest.cache:type_name -> tandem.v1.CacheUse
-	4,  // 4: tandem.v1.Guide.reasoning:type_name -> tandem.v1.Reasoning
-	6,  // 5: tandem.v1.DecodeResponse.admitted:type_name -> tandem.v1.Admitted
-	7,  // 6: tandem.v1.DecodeResponse.prefilled:type_name -> tandem.v1.Prefilled
-	8,  // 7: tandem.v1.DecodeResponse.committed:type_name -> tandem.v1.Committed
-	10, // 8: tandem.v1.DecodeResponse.finished:type_name -> tandem.v1.Finished
-	9,  // 9: tandem.v1.Prefilled.logprobs:type_name -> tandem.v1.PositionLogprobs
-	9,  // 10: tandem.v1.Committed.logprobs:type_name -> tandem.v1.PositionLogprobs
+	13, // 0: tandem.v1.DecodeRequest.sampling:type_name -> tandem.v1.Sampling
+	14, // 1: tandem.v1.DecodeRequest.speculation:type_name -> tandem.v1.Speculation
+	5,  // 2: tandem.v1.DecodeRequest.guide:type_name -> tandem.v1.Guide
+	4,  // 3: tandem.v1.DecodeRequest.cache:type_name -> tandem.v1.CacheUse
+	6,  // 4: tandem.v1.Guide.reasoning:type_name -> tandem.v1.Reasoning
+	8,  // 5: tandem.v1.DecodeResponse.admitted:type_name -> tandem.v1.Admitted
+	9,  // 6: tandem.v1.DecodeResponse.prefilled:type_name -> tandem.v1.Prefilled
+	10, // 7: tandem.v1.DecodeResponse.committed:type_name -> tandem.v1.Committed
+	12, // 8: tandem.v1.DecodeResponse.finished:type_name -> tandem.v1.Finished
+	11, // 9: tandem.v1.Prefilled.logprobs:type_name -> tandem.v1.PositionLogprobs
+	11, // 10: tandem.v1.Committed.logprobs:type_name -> tandem.v1.PositionLogprobs
 	0,  // 11: tandem.v1.Committed.close_kind:type_name -> tandem.v1.CloseKind
-	13, // 12: tandem.v1.PositionLogprobs.top:type_name -> tandem.v1.TokenLogprob
-	14, // 13: tandem.v1.Finished.reason:type_name -> tandem.v1.FinishReason
-	15, // 14: tandem.v1.Finished.timings:type_name -> tandem.v1.Timings
+	15, // 12: tandem.v1.PositionLogprobs.top:type_name -> tandem.v1.TokenLogprob
+	16, // 13: tandem.v1.Finished.reason:type_name -> tandem.v1.FinishReason
+	17, // 14: tandem.v1.Finished.timings:type_name -> tandem.v1.Timings
 	0,  // 15: tandem.v1.Finished.close_kind:type_name -> tandem.v1.CloseKind
-	1,  // 16: tandem.v1.TargetService.Decode:input_type -> tandem.v1.DecodeRequest
-	5,  // 17: tandem.v1.TargetService.Decode:output_type -> tandem.v1.DecodeResponse
-	17, // [17:18] is the sub-list for method output_type
-	16, // [16:17] is the sub-list for method input_type
+	3,  // 16: tandem.v1.TargetService.Decode:input_type -> tandem.v1.DecodeRequest
+	1,  // 17: tandem.v1.TargetService.ReadAhead:input_type -> tandem.v1.ReadAheadRequest
+	7,  // 18: tandem.v1.TargetService.Decode:output_type -> tandem.v1.DecodeResponse
+	2,  // 19: tandem.v1.TargetService.ReadAhead:output_type -> tandem.v1.ReadAheadResponse
+	18, // [18:20] is the sub-list for method output_type
+	16, // [16:18] is the sub-list for method input_type
 	16, // [16:16] is the sub-list for extension type_name
 	16, // [16:16] is the sub-list for extension extendee
 	0,  // [0:16] is the sub-list for field type_name
@@ -1059,21 +1179,21 @@ func file_tandem_v1_target_proto_init() {
 		return
 	}
 	file_tandem_v1_common_proto_init()
-	file_tandem_v1_target_proto_msgTypes[3].OneofWrappers = []any{}
-	file_tandem_v1_target_proto_msgTypes[4].OneofWrappers = []any{
+	file_tandem_v1_target_proto_msgTypes[5].OneofWrappers = []any{}
+	file_tandem_v1_target_proto_msgTypes[6].OneofWrappers = []any{
 		(*DecodeResponse_Admitted)(nil),
 		(*DecodeResponse_Prefilled)(nil),
 		(*DecodeResponse_Committed)(nil),
 		(*DecodeResponse_Finished)(nil),
 	}
-	file_tandem_v1_target_proto_msgTypes[9].OneofWrappers = []any{}
+	file_tandem_v1_target_proto_msgTypes[11].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_v1_target_proto_rawDesc), len(file_tandem_v1_target_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   10,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

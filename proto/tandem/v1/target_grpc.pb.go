@@ -19,7 +19,8 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	TargetService_Decode_FullMethodName = "/tandem.v1.TargetService/Decode"
+	TargetService_Decode_FullMethodName    = "/tandem.v1.TargetService/Decode"
+	TargetService_ReadAhead_FullMethodName = "/tandem.v1.TargetService/ReadAhead"
 )
 
 // TargetServiceClient is the client API for TargetService service.
@@ -33,6 +34,9 @@ type TargetServiceClient interface {
 	// committed tokens with the same sampling give the same continuation. RESOURCE_EXHAUSTED: no slot; UNAVAILABLE:
 	// draining or the engine is restarting.
 	Decode(ctx context.Context, in *DecodeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DecodeResponse], error)
+	// ReadAhead leaves a prompt to be read into the prefix cache while the worker has no request at all. It answers at once; a
+	// request stops the reading, which goes on later. Of many prompts the oldest are given up. It may be repeated.
+	ReadAhead(ctx context.Context, in *ReadAheadRequest, opts ...grpc.CallOption) (*ReadAheadResponse, error)
 }
 
 type targetServiceClient struct {
@@ -62,6 +66,16 @@ func (c *targetServiceClient) Decode(ctx context.Context, in *DecodeRequest, opt
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type TargetService_DecodeClient = grpc.ServerStreamingClient[DecodeResponse]
 
+func (c *targetServiceClient) ReadAhead(ctx context.Context, in *ReadAheadRequest, opts ...grpc.CallOption) (*ReadAheadResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReadAheadResponse)
+	err := c.cc.Invoke(ctx, TargetService_ReadAhead_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // TargetServiceServer is the server API for TargetService service.
 // All implementations must embed UnimplementedTargetServiceServer
 // for forward compatibility.
@@ -73,6 +87,9 @@ type TargetServiceServer interface {
 	// committed tokens with the same sampling give the same continuation. RESOURCE_EXHAUSTED: no slot; UNAVAILABLE:
 	// draining or the engine is restarting.
 	Decode(*DecodeRequest, grpc.ServerStreamingServer[DecodeResponse]) error
+	// ReadAhead leaves a prompt to be read into the prefix cache while the worker has no request at all. It answers at once; a
+	// request stops the reading, which goes on later. Of many prompts the oldest are given up. It may be repeated.
+	ReadAhead(context.Context, *ReadAheadRequest) (*ReadAheadResponse, error)
 	mustEmbedUnimplementedTargetServiceServer()
 }
 
@@ -85,6 +102,9 @@ type UnimplementedTargetServiceServer struct{}
 
 func (UnimplementedTargetServiceServer) Decode(*DecodeRequest, grpc.ServerStreamingServer[DecodeResponse]) error {
 	return status.Error(codes.Unimplemented, "method Decode not implemented")
+}
+func (UnimplementedTargetServiceServer) ReadAhead(context.Context, *ReadAheadRequest) (*ReadAheadResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReadAhead not implemented")
 }
 func (UnimplementedTargetServiceServer) mustEmbedUnimplementedTargetServiceServer() {}
 func (UnimplementedTargetServiceServer) testEmbeddedByValue()                       {}
@@ -118,13 +138,36 @@ func _TargetService_Decode_Handler(srv interface{}, stream grpc.ServerStream) er
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type TargetService_DecodeServer = grpc.ServerStreamingServer[DecodeResponse]
 
+func _TargetService_ReadAhead_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReadAheadRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TargetServiceServer).ReadAhead(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: TargetService_ReadAhead_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TargetServiceServer).ReadAhead(ctx, req.(*ReadAheadRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // TargetService_ServiceDesc is the grpc.ServiceDesc for TargetService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
 var TargetService_ServiceDesc = grpc.ServiceDesc{
 	ServiceName: "tandem.v1.TargetService",
 	HandlerType: (*TargetServiceServer)(nil),
-	Methods:     []grpc.MethodDesc{},
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "ReadAhead",
+			Handler:    _TargetService_ReadAhead_Handler,
+		},
+	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "Decode",

@@ -237,6 +237,7 @@ func (w *worker) Register(s *grpc.Server) { tandemv1.RegisterTargetServiceServer
 // Run calibrates the engine, then keeps drafts attached. The engine is there until it returns.
 func (w *worker) Run(ctx context.Context) error {
 	defer w.prefixes.Close()
+	defer w.Server.Close()
 	engine, err := w.keeper.Wait(ctx)
 	if err != nil {
 		return err

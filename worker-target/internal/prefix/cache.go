@@ -28,6 +28,7 @@ type Stats struct {
 	Refusals  uint64 // entries that the engine or the budget had no room for
 	Failures  uint64 // hits that could not be restored
 	Unwritten uint64 // entries that were left out because too many waited to be written to disk
+	Ahead     AheadStats
 	Entries   int
 	Bytes     uint64
 }
@@ -48,6 +49,7 @@ type Entry struct {
 	demoted  bool   // its pages have left the engine's pool, as far as no sequence held them
 	frees    uint64 // Cache.frees at that time
 	queued   bool   // to be written to disk
+	ahead    int    // tokens that were read ahead for it and that no request has used
 }
 
 // Length is the number of tokens of the state.
@@ -109,6 +111,9 @@ func (c *Cache) Use(e engine.Target) {
 	}
 	info := e.Info()
 	c.engine, c.perKV, c.state = e, info.KVBytesPerToken+tokenBytes, info.StateBytesPerSequence
+	for old := range c.entries {
+		c.waste(old)
+	}
 	clear(c.roots)
 	clear(c.entries)
 	c.bytes = 0
@@ -196,6 +201,7 @@ func (c *Cache) Restore(ctx context.Context, e *Entry, s engine.Sequence) error 
 		c.persist(e, 0)
 		c.stats.Hits++
 		c.stats.Tokens += uint64(e.length)
+		c.reward(e)
 		e.hits++
 		e.used = time.Now()
 		e.demoted = false
@@ -211,6 +217,11 @@ func (c *Cache) Restore(ctx context.Context, e *Entry, s engine.Sequence) error 
 // Save stores the state of a sequence, which holds tokens and nothing pending, with the rows of features that source
 // has. It returns the entry that is there then, nil if there is no room. made reports that it is new.
 func (c *Cache) Save(space string, tokens []int32, s engine.Sequence, f Features) (e *Entry, made bool) {
+	return c.save(space, tokens, s, f, nil)
+}
+
+// save is Save, for a request where ahead is nil.
+func (c *Cache) save(space string, tokens []int32, s engine.Sequence, f Features, ahead *Ahead) (e *Entry, made bool) {
 	if c == nil {
 		return nil, false
 	}
@@ -230,7 +241,7 @@ func (c *Cache) Save(space string, tokens []int32, s engine.Sequence, f Features
 	rows := collect(f, len(tokens), base)
 	c.mu.Lock()
 	need := c.state + uint64(added)*c.perKV + rows.fresh()
-	room := need <= c.cfg.Bytes && c.shrink(need, 1, nil)
+	room := need <= c.cfg.Bytes && c.shrink(need, 1, ahead.spares)
 	if room {
 		c.making++
 	} else {
@@ -241,14 +252,15 @@ func (c *Cache) Save(space string, tokens []int32, s engine.Sequence, f Features
 		return nil, false
 	}
 	snapshot, err := use.NewSnapshot(c.ctx, s)
-	for rpcerr.Code(err) == codes.ResourceExhausted && c.giveUp() {
+	for rpcerr.Code(err) == codes.ResourceExhausted && c.giveUp(ahead.spares) {
 		snapshot, err = use.NewSnapshot(c.ctx, s)
 	}
 	if err != nil {
 		c.refused()
 		return nil, false
 	}
-	e, made = c.put(&Entry{space: space, engine: use, snapshot: snapshot, length: len(tokens), rows: rows}, tokens)
+	e = &Entry{space: space, engine: use, snapshot: snapshot, length: len(tokens), rows: rows, ahead: ahead.tokens()}
+	e, made = c.put(e, tokens, ahead.spares)
 	if !made {
 		_ = use.FreeSnapshot(c.ctx, snapshot) // the guard tries again
 	}
@@ -263,8 +275,9 @@ func (c *Cache) refused() {
 	c.stats.Refusals++
 }
 
-// put adds the entry of a snapshot that was made. The caller frees a snapshot that made no entry.
-func (c *Cache) put(e *Entry, tokens []int32) (*Entry, bool) {
+// put adds the entry of a snapshot that was made and evicts others for it but those that it spares. The caller frees a
+// snapshot that made no entry.
+func (c *Cache) put(e *Entry, tokens []int32, spares func(*Entry) bool) (*Entry, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.making--
@@ -285,7 +298,7 @@ func (c *Cache) put(e *Entry, tokens []int32) (*Entry, bool) {
 	e.node, at.entry = at, e
 	c.entries[e] = struct{}{}
 	c.bytes += c.state + uint64(added)*c.perKV + e.rows.hold()
-	if !c.shrink(0, 0, e) {
+	if !c.shrink(0, 0, func(o *Entry) bool { return o == e || spares(o) }) {
 		c.remove(e)
 		c.stats.Refusals++
 		return nil, false
@@ -298,6 +311,7 @@ func (c *Cache) Drop(e *Entry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.keeps(e) && e.hits == 0 && (e.pins == 0 || e.pins == 1 && c.reading == e) {
+		e.ahead = 0 // what was read for it is part of the next one
 		c.discard(e)
 	}
 }
@@ -376,15 +390,15 @@ func (c *Cache) demote(e *Entry) bool {
 }
 
 // giveUp makes room for a snapshot that its engine refused: it waits until what was evicted is freed, else it evicts
-// the entry of the least value. It reports whether there was anything.
-func (c *Cache) giveUp() bool {
+// the entry of the least value that is not spared. It reports whether there was anything.
+func (c *Cache) giveUp(spares func(*Entry) bool) bool {
 	if c.waitFreed() {
 		return true
 	}
 	c.mu.Lock()
-	e := c.least(nil)
+	e := c.least(spares)
 	if e == nil {
-		waited := c.awaitReading(func(*Entry) bool { return false })
+		waited := c.awaitReading(spares)
 		c.mu.Unlock()
 		return waited
 	}
@@ -435,6 +449,7 @@ func (c *Cache) keeps(e *Entry) bool {
 
 // remove takes an entry out of the tree. The caller holds mu and frees its snapshot.
 func (c *Cache) remove(e *Entry) {
+	c.waste(e)
 	delete(c.entries, e)
 	e.node.entry = nil
 	c.bytes -= c.state + uint64(e.node.prune())*c.perKV + e.rows.release()
@@ -472,11 +487,11 @@ func (c *Cache) free(e *Entry) {
 // freeNow frees an entry's snapshot. Nobody holds mu.
 func (c *Cache) freeNow(e *Entry) { _ = e.engine.FreeSnapshot(c.ctx, e.snapshot) } // the guard tries again
 
-// shrink evicts until so many more bytes and entries fit, keep excepted. It reports whether they do. The caller holds
-// mu.
-func (c *Cache) shrink(bytes uint64, entries int, keep *Entry) bool {
+// shrink evicts until so many more bytes and entries fit, those excepted that are spared. It reports whether they do.
+// The caller holds mu.
+func (c *Cache) shrink(bytes uint64, entries int, spares func(*Entry) bool) bool {
 	for c.bytes+bytes > c.cfg.Bytes || len(c.entries)+c.making+entries > c.cfg.Slots {
-		e := c.least(func(e *Entry) bool { return e == keep })
+		e := c.least(spares)
 		if e == nil {
 			return false
 		}
@@ -486,12 +501,11 @@ func (c *Cache) shrink(bytes uint64, entries int, keep *Entry) bool {
 	return true
 }
 
-// least returns the entry of the least value that is not in use and not left out; nil leaves none out. The caller holds
-// mu.
+// least returns the entry of the least value that is not in use and not left out. The caller holds mu.
 func (c *Cache) least(leftOut func(*Entry) bool) *Entry {
 	worst := eviction.NewLeast[*Entry]()
 	for e := range c.entries {
-		if e.pins > 0 || leftOut != nil && leftOut(e) {
+		if e.pins > 0 || leftOut(e) {
 			continue
 		}
 		worst.Offer(e, eviction.State{

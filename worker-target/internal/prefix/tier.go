@@ -274,7 +274,7 @@ func (t *tier) load(ctx context.Context, state *disk.State, best *Entry, space s
 		return nil, nil
 	}
 	// The rows of features are not known yet; put counts them.
-	if need := c.state + uint64(len(tokens)-shared)*c.perKV; need > c.cfg.Bytes || !c.shrink(need, 1, nil) {
+	if need := c.state + uint64(len(tokens)-shared)*c.perKV; need > c.cfg.Bytes || !c.shrink(need, 1, sparesNone) {
 		c.stats.Refusals++
 		c.mu.Unlock()
 		return nil, nil
@@ -282,7 +282,7 @@ func (t *tier) load(ctx context.Context, state *disk.State, best *Entry, space s
 	c.making++
 	c.mu.Unlock()
 	snapshot, rows, err := state.Load(ctx, use, base, shared)
-	for rpcerr.Code(err) == codes.ResourceExhausted && (c.Relieve(use) || c.giveUp()) {
+	for rpcerr.Code(err) == codes.ResourceExhausted && (c.Relieve(use) || c.giveUp(sparesNone)) {
 		snapshot, rows, err = state.Load(ctx, use, base, shared)
 	}
 	if err != nil {
@@ -291,7 +291,7 @@ func (t *tier) load(ctx context.Context, state *disk.State, best *Entry, space s
 	}
 	e, made := c.put(&Entry{
 		space: space, engine: use, snapshot: snapshot, length: len(tokens), rows: loaded(rows, len(tokens)), pins: 1,
-	}, tokens)
+	}, tokens, sparesNone)
 	if made {
 		return e, nil
 	}

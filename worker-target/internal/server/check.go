@@ -36,10 +36,8 @@ func check(m *tandemv1.DecodeRequest, info engine.Info) (*decode.Request, error)
 	}
 	for field, tokens := range map[string][]int32{"prompt_tokens": m.PromptTokens, "committed_tokens": m.CommittedTokens,
 		"stop_tokens": m.StopTokens} {
-		for i, t := range tokens {
-			if t < 0 || int(t) >= info.Vocab {
-				return nil, rpcerr.InvalidArgument(field, "token %d at %d is outside the vocabulary of %d", t, i, info.Vocab)
-			}
+		if err := checkTokens(field, tokens, info.Vocab); err != nil {
+			return nil, err
 		}
 	}
 	if err := sampling.Check(m.Sampling, info.Vocab); err != nil {
@@ -65,6 +63,27 @@ func check(m *tandemv1.DecodeRequest, info engine.Info) (*decode.Request, error)
 	}, nil
 }
 
+// checkTokens checks that tokens are of the vocabulary.
+func checkTokens(field string, tokens []int32, vocab int) error {
+	for i, t := range tokens {
+		if t < 0 || int(t) >= vocab {
+			return rpcerr.InvalidArgument(field, "token %d at %d is outside the vocabulary of %d", t, i, vocab)
+		}
+	}
+	return nil
+}
+
+// checkIsolation checks what states are kept apart by.
+func checkIsolation(field, text string) error {
+	switch {
+	case len(text) > mostIsolation:
+		return rpcerr.InvalidArgument(field, "has %d bytes, at most %d are allowed", len(text), mostIsolation)
+	case strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' }):
+		return rpcerr.InvalidArgument(field, "must be printable ASCII without spaces")
+	}
+	return nil
+}
+
 const (
 	// mostIsolation bounds what states are kept apart by, in bytes: a digest and room.
 	mostIsolation = 128
@@ -74,13 +93,10 @@ const (
 
 // checkCache checks what a request of a prompt of so many tokens says about the prefix cache.
 func checkCache(c *tandemv1.CacheUse, prompt int) error {
-	switch {
-	case len(c.GetIsolation()) > mostIsolation:
-		return rpcerr.InvalidArgument("cache.isolation", "has %d bytes, at most %d are allowed", len(c.GetIsolation()),
-			mostIsolation)
-	case strings.ContainsFunc(c.GetIsolation(), func(r rune) bool { return r <= ' ' || r > '~' }):
-		return rpcerr.InvalidArgument("cache.isolation", "must be printable ASCII without spaces")
-	case len(c.GetHints()) > mostHints:
+	if err := checkIsolation("cache.isolation", c.GetIsolation()); err != nil {
+		return err
+	}
+	if len(c.GetHints()) > mostHints {
 		return rpcerr.InvalidArgument("cache.hints", "has %d positions, at most %d are allowed", len(c.GetHints()), mostHints)
 	}
 	for i, h := range c.GetHints() {

@@ -20,6 +20,7 @@ type counters struct {
 	steps, plain, drafted, accepted, late, malformed float64
 	lookDrafted, lookAccepted                        float64
 	degraded, readAgain                              float64
+	ahead                                            float64 // tokens that were read ahead
 	prefill, decode, verify, wait                    float64 // seconds
 }
 
@@ -118,6 +119,9 @@ func (s *Server) Heartbeat(h *tandemv1.Heartbeat) {
 		"lookup_drafted_tokens": c.lookDrafted, "lookup_accepted_tokens": c.lookAccepted,
 		"proposals_late": c.late, "proposals_malformed": c.malformed,
 		"prefill_seconds": c.prefill, "decode_seconds": c.decode, "verify_seconds": c.verify, "draft_wait_seconds": c.wait,
+		"read_ahead_tokens": c.ahead, "read_ahead_hits": float64(p.Ahead.Hits),
+		"read_ahead_used_tokens": float64(p.Ahead.Used), "read_ahead_wasted_tokens": float64(p.Ahead.Wasted),
+		"read_ahead_stops":     float64(s.ahead.stopCount()),
 		"prefix_cache_lookups": float64(p.Lookups), "prefix_cache_hits": float64(p.Hits),
 		"prefix_cache_tokens":    float64(p.Tokens),
 		"prefix_cache_evictions": float64(p.Evictions), "prefix_cache_refusals": float64(p.Refusals),

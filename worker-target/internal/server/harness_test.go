@@ -140,6 +140,7 @@ func newRig(t testing.TB, o rigOptions) *rig {
 		conn.Close()
 		g.Stop()
 		r.idle()
+		r.server.Close()
 		r.prefixes.Close()
 		for _, e := range r.opener.Opened() {
 			if e.Err() != nil {

@@ -55,6 +55,9 @@ type Server struct {
 	slots    *slots
 	members  *preempt.Pool // the requests that run
 	draining atomic.Bool
+	ahead    ahead
+	// aheadSlot reads ahead.
+	aheadSlot *decode.Slot
 
 	mu       sync.Mutex
 	counters counters
@@ -88,12 +91,13 @@ func New(workerID string, slots int, cfg decode.Config, deps Deps) *Server {
 		cfg.Prefixes, cfg.Readings = deps.Prefixes, inflight.New()
 	}
 	s.slots = newSlots(slots, func() *decode.Slot { return decode.NewSlot(cfg, deps.Model, d) })
+	s.ahead.read, s.aheadSlot = s.readAhead, decode.NewSlot(cfg, deps.Model, d)
 	return s
 }
 
 // scheduled returns the engine as the slot of a request uses it: with the steps of all requests composed, where that
 // gains anything.
-func (s *Server) scheduled(engine engine.Target, m *tandemv1.DecodeRequest) engine.Target {
+func (s *Server) scheduled(engine engine.Target, r schedule.Request) engine.Target {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.engine != engine {
@@ -108,9 +112,20 @@ func (s *Server) scheduled(engine engine.Target, m *tandemv1.DecodeRequest) engi
 	if s.schedule == nil {
 		return engine
 	}
-	return s.schedule.For(schedule.Request{
-		Key: m.FairnessKey, Priority: int(m.Priority), Prompt: len(m.PromptTokens) + len(m.CommittedTokens),
-	})
+	return s.schedule.For(r)
+}
+
+// contract is the contract id of an engine, empty when requests are not told.
+func (s *Server) contract(e engine.Target) string {
+	if s.deps.Contract == nil {
+		return ""
+	}
+	return s.deps.Contract(e.Info())
+}
+
+// space is the namespace of states in the prefix cache.
+func (s *Server) space(e engine.Target, isolation string) string {
+	return s.contract(e) + " " + isolation
 }
 
 // Drain makes the server refuse new requests.
@@ -147,18 +162,19 @@ func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService
 	defer place.end()
 	req.Place = place
 	out := &sink{stream: stream}
-	admitted := &tandemv1.Admitted{WorkerId: s.workerID}
-	if s.deps.Contract != nil {
-		admitted.Contract = s.deps.Contract(engine.Info())
-	}
-	req.Reuse.Space = admitted.Contract + " " + m.GetCache().GetIsolation()
+	s.ahead.begin(m.GetCache().GetIsolation(), m.PromptTokens)
+	defer s.ahead.end()
+	admitted := &tandemv1.Admitted{WorkerId: s.workerID, Contract: s.contract(engine)}
+	req.Reuse.Space = s.space(engine, m.GetCache().GetIsolation())
 	if err := out.send(
 		&tandemv1.DecodeResponse{Event: &tandemv1.DecodeResponse_Admitted{Admitted: admitted}}); err != nil {
 		return err
 	}
 	ctx := stream.Context()
 	var stats decode.Stats
-	result, err := place.slot.Run(ctx, s.scheduled(engine, m), req, out, &stats)
+	result, err := place.slot.Run(ctx, s.scheduled(engine, schedule.Request{
+		Key: m.FairnessKey, Priority: int(m.Priority), Prompt: len(m.PromptTokens) + len(m.CommittedTokens),
+	}), req, out, &stats)
 	place.end()
 	s.account(&stats, err)
 	s.log(ctx, req, &stats, result, err)

@@ -39,6 +39,8 @@ type Request struct {
 	Off   bool    // neither look up nor save
 	// SaveOnly is for requests that need the results of every row of the prompt.
 	SaveOnly bool
+	// Ahead is when the prompt was left to be read ahead, the zero time for a request.
+	Ahead time.Time
 }
 
 // Class is a set of kinds of borders.
@@ -69,6 +71,10 @@ type Cache interface {
 	Relieve(use engine.Target) bool
 	Freed()
 	Longest(space string, tokens []int32, fits func(length int) bool) int
+	FindAhead(space string, tokens []int32, fits func(length int) bool) *prefix.Entry
+	RestoreAhead(ctx context.Context, e *prefix.Entry, s engine.Sequence) (tokens int, err error)
+	SaveAhead(space string, tokens []int32, s engine.Sequence, f prefix.Features, a prefix.Ahead) (*prefix.Entry, bool)
+	Release(e *prefix.Entry)
 }
 
 // Reuse is that of one request after another. Its memory is kept between them.
@@ -95,6 +101,7 @@ type Reuse struct {
 	// Tokens between two states of the class Interval, 0 = there are none, and of the last one or the restored state.
 	interval, passed int
 	shared           int // position of a state that may be restored although it is no border, 0 = none
+	ahead            int // tokens that were read ahead for the restored state
 }
 
 // New returns the reuse of a slot. cache is nil when nothing is kept.
@@ -105,6 +112,7 @@ func (r *Reuse) Start(req Request, e engine.Target, prompt []int32, cuts piece.C
 	r.req, r.engine, r.prompt, r.cuts, r.free = req, e, prompt, cuts, e.Info().PromptRows == 0
 	r.rows, r.ring, r.kind, r.newest = nil, nil, nil, nil
 	r.restored, r.saved, r.shared, r.passed = 0, 0, 0, 0
+	r.ahead = 0
 	r.keep, r.must, r.mark = r.keep[:0], r.must[:0], time.Now()
 	if r.On() {
 		r.plan()
@@ -279,7 +287,7 @@ func (r *Reuse) save(s engine.Sequence, tokens []int32, keep bool) *prefix.Entry
 		r.newest = nil
 	}
 	start := time.Now()
-	e, made := r.cache.Save(r.req.Space, tokens, s, f)
+	e, made := r.store(s, tokens, f)
 	if made {
 		r.mark = time.Now()
 		took := r.mark.Sub(start)

@@ -24,6 +24,7 @@ func (b bare) Info() engine.Info { return engine.Info{PromptRows: b.promptRows} 
 
 // stub is a cache that notes what it is asked for.
 type stub struct {
+	Cache          // of calls that the test does not make
 	saved, dropped []int
 	there          []int // lengths that are stored already
 	fits           []int // lengths up to 1200 that a look-up takes
