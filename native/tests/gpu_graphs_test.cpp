@@ -1,6 +1,6 @@
-// Steps as a worker sends them replay graphs: recorded steps of the policy `auto` (data/steps) with one and four requests,
-// and of a draft's proposals, run on small random models with samplers of their own. Nearly all submissions are graphs
-// that were captured before, and what comes out has the bits of an engine that captures none.
+// Steps as a worker sends them replay graphs: recorded steps of the policy `auto` (data/steps) with one and four
+// requests, and of a draft's proposals, run on small random models with samplers of their own. Nearly all submissions
+// are graphs that were captured before, and what comes out has the bits of an engine that captures none.
 #include <fstream>
 #include <map>
 #include <memory>

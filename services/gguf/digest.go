@@ -35,9 +35,7 @@ func (f *File) Digest(ctx context.Context) (string, error) {
 		var st fileStat
 		if i < len(f.stats) {
 			st = f.stats[i]
-			if abs, err := filepath.Abs(st.path); err == nil {
-				st.path = abs // the process may change its directory
-			}
+			st.path = absolute(st.path)
 		}
 		sum, err := shardDigest(ctx, st, s.data)
 		if err != nil {
@@ -56,14 +54,36 @@ func (f *File) Digest(ctx context.Context) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-func shardDigest(ctx context.Context, st fileStat, data []byte) (string, error) {
-	if st.path == "" {
-		h := sha256.New()
-		if err := hashChunks(ctx, h, data); err != nil {
-			return "", fmt.Errorf("gguf: digest: %w", err)
-		}
-		return hex.EncodeToString(h.Sum(nil)), nil
+// PartDigest returns the SHA-256, in lower-case hex, that compute gives of a part of the file, and remembers it as
+// Digest does: by part, path, size, modification time and inode. A model of several files is hashed every time.
+func (f *File) PartDigest(part string, compute func() (string, error)) (string, error) {
+	if len(f.shards) != 1 || len(f.stats) != 1 || f.stats[0].path == "" {
+		return compute()
 	}
+	st := f.stats[0]
+	st.path = absolute(st.path)
+	whole := st
+	st.part = part
+	return remembered(st, func() (sum string, settled bool, err error) {
+		if sum, err = compute(); err != nil {
+			return "", false, err
+		}
+		info, err := os.Stat(st.path)
+		return sum, err == nil && statOf(st.path, info) == whole && old(st), nil
+	})
+}
+
+// absolute returns path for use after the process has changed its directory.
+func absolute(path string) string {
+	if abs, err := filepath.Abs(path); err == nil {
+		return abs
+	}
+	return path
+}
+
+// remembered returns the digest that is known for st, or else what hash returns. settled says whether the file is the
+// one of st still, and no longer being written: then the digest is kept on disk, too.
+func remembered(st fileStat, hash func() (sum string, settled bool, err error)) (string, error) {
 	digests.mu.Lock()
 	sum, ok := digests.m[st]
 	rec := digests.record
@@ -74,8 +94,8 @@ func shardDigest(ctx context.Context, st fileStat, data []byte) (string, error) 
 	if sum, ok = rec.read(st); !ok {
 		var settled bool
 		var err error
-		if sum, settled, err = hashFile(ctx, st, data); err != nil {
-			return "", fmt.Errorf("gguf: digest of %s: %w", st.path, err)
+		if sum, settled, err = hash(); err != nil {
+			return "", err
 		}
 		if settled {
 			rec.write(st, sum)
@@ -90,9 +110,28 @@ func shardDigest(ctx context.Context, st fileStat, data []byte) (string, error) 
 	return sum, nil
 }
 
+func shardDigest(ctx context.Context, st fileStat, data []byte) (string, error) {
+	if st.path == "" {
+		h := sha256.New()
+		if err := hashChunks(ctx, h, data); err != nil {
+			return "", fmt.Errorf("gguf: digest: %w", err)
+		}
+		return hex.EncodeToString(h.Sum(nil)), nil
+	}
+	return remembered(st, func() (sum string, settled bool, err error) {
+		if sum, settled, err = hashFile(ctx, st, data); err != nil {
+			err = fmt.Errorf("gguf: digest of %s: %w", st.path, err)
+		}
+		return sum, settled, err
+	})
+}
+
 // settleTime is how old a file's last change must be for its digest to be kept on disk: a change within the same tick
 // of the file system's clock would not show.
 const settleTime = 100 * time.Millisecond
+
+// old reports whether a file's last change shows in its time.
+func old(st fileStat) bool { return time.Since(time.Unix(0, st.mtimeNs)) >= settleTime }
 
 // hashFile hashes the file that st describes. Where the path leads to another file by now, the mapping of the one that
 // was opened is read instead. settled reports whether the file is the one of st still, and no longer being written.
@@ -122,7 +161,7 @@ func hashFile(ctx context.Context, st fileStat, data []byte) (sum string, settle
 			return "", false, err
 		}
 	}
-	settled = same(file.Stat()) && time.Since(time.Unix(0, st.mtimeNs)) >= settleTime
+	settled = same(file.Stat()) && old(st)
 	return hex.EncodeToString(h.Sum(nil)), settled, nil
 }
 

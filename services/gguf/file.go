@@ -44,6 +44,7 @@ type fileStat struct {
 	size    int64
 	mtimeNs int64
 	inode   uint64 // 0 where the system has none
+	part    string // of a digest of a part: which one; empty for the whole file
 }
 
 func statOf(path string, st os.FileInfo) fileStat {

@@ -10,8 +10,9 @@ import (
 	"sync"
 )
 
-// record keeps digests in a folder, one small file for each path of a model file. Processes share it without locks: an
-// entry appears whole, by a rename, and one that does not describe the file as it is now counts as absent.
+// record keeps digests in a folder, one small file for each path of a model file and for each part of it. Processes
+// share it without locks: an entry appears whole, by a rename, and one that does not describe the file as it is now
+// counts as absent.
 type record struct {
 	dir      string
 	complain func(error)
@@ -24,6 +25,7 @@ type entry struct {
 	Size   int64  `json:"size"`
 	MTime  int64  `json:"mtime_ns"`
 	Inode  uint64 `json:"inode"`
+	Part   string `json:"part,omitempty"`
 	SHA256 string `json:"sha256"`
 }
 
@@ -39,9 +41,13 @@ func RememberDigests(dir string, complain func(error)) {
 	}
 }
 
-// file that holds the entry of a path.
-func (r *record) file(path string) string {
-	sum := sha256.Sum256([]byte(path))
+// file that holds the entry of a path, or of a part of the file there.
+func (r *record) file(st fileStat) string {
+	name := st.path
+	if st.part != "" {
+		name += "\x00" + st.part
+	}
+	sum := sha256.Sum256([]byte(name))
 	return filepath.Join(r.dir, hex.EncodeToString(sum[:16])+".json")
 }
 
@@ -50,12 +56,12 @@ func (r *record) read(st fileStat) (string, bool) {
 	if r == nil {
 		return "", false
 	}
-	text, err := os.ReadFile(r.file(st.path))
+	text, err := os.ReadFile(r.file(st))
 	if err != nil {
 		return "", false
 	}
 	var e entry
-	if json.Unmarshal(text, &e) != nil || (fileStat{e.Path, e.Size, e.MTime, e.Inode}) != st {
+	if json.Unmarshal(text, &e) != nil || (fileStat{e.Path, e.Size, e.MTime, e.Inode, e.Part}) != st {
 		return "", false
 	}
 	if raw, err := hex.DecodeString(e.SHA256); err != nil || len(raw) != sha256.Size {
@@ -74,7 +80,7 @@ func (r *record) write(st fileStat, sum string) {
 }
 
 func (r *record) put(st fileStat, sum string) error {
-	text, err := json.Marshal(entry{st.path, st.size, st.mtimeNs, st.inode, sum})
+	text, err := json.Marshal(entry{st.path, st.size, st.mtimeNs, st.inode, st.part, sum})
 	if err != nil {
 		return err
 	}
@@ -90,7 +96,7 @@ func (r *record) put(st fileStat, sum string) error {
 		err = cerr
 	}
 	if err == nil {
-		err = os.Rename(tmp.Name(), r.file(st.path))
+		err = os.Rename(tmp.Name(), r.file(st))
 	}
 	if err != nil {
 		_ = os.Remove(tmp.Name())

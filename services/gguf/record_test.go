@@ -140,6 +140,44 @@ func TestDigestIsKept(t *testing.T) {
 	}
 }
 
+// TestDigestOfAPartIsKept: a part has a digest of its own, which a second start takes from the record until the file
+// changes.
+func TestDigestOfAPartIsKept(t *testing.T) {
+	keep(t)
+	path := modelFile(t, 64<<10)
+	whole := sumOf(t, path)
+	computed := 0
+	digest := func(part, sum string) string {
+		t.Helper()
+		f, err := Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		got, err := f.PartDigest(part, func() (string, error) {
+			computed++
+			return sum, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	one, two := strings.Repeat("01", sha256.Size), strings.Repeat("02", sha256.Size)
+	if digest("head", one) != one || digest("tail", two) != two || digestOf(t, path) != whole || computed != 2 {
+		t.Fatalf("parts and whole share digests, %d computed", computed)
+	}
+	forget()
+	if digest("head", two) != one || digest("tail", one) != two || computed != 2 {
+		t.Errorf("parts are hashed again, %d computed", computed)
+	}
+	forget()
+	age(t, path, 2*time.Hour)
+	if digest("head", two) != two || computed != 3 {
+		t.Errorf("the digest of a file that has changed, %d computed", computed)
+	}
+}
+
 // TestRecordIsChecked: entries that are cut, for another file or no digest are not believed.
 func TestRecordIsChecked(t *testing.T) {
 	dir, complaints := keep(t)

@@ -184,6 +184,11 @@ func checkWorker(t *testing.T, name string, s service, device string) {
 	if s.Command[0] != "worker-"+role {
 		t.Errorf("%s runs %s", name, s.Command[0])
 	}
+	// Code that the driver compiles outlives a restart: it lies in the volume.
+	if v := s.Environment["CUDA_CACHE_PATH"]; strings.HasPrefix(device, "cuda") &&
+		(v == nil || !strings.HasPrefix(*v, "/cache/")) {
+		t.Errorf("%s: CUDA_CACHE_PATH is %v, not in /cache", name, v)
+	}
 	mounts := slices.Clone(s.Volumes)
 	if len(mounts) == 2 {
 		mounts[0].Source = "" // where the models lie on this host

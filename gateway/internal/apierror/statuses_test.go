@@ -43,7 +43,7 @@ func TestDialectStatuses(t *testing.T) {
 	t.Run("queue", func(t *testing.T) {
 		r := rig.Start(t, func(c *app.Config) { c.MaxQueue = 1 })
 		b := gatewaytest.NewBlock()
-		r.Target(gatewaytest.WorkerOptions{Lanes: 1, Decode: b.Script(r.Tok, "one two")})
+		r.Target(gatewaytest.WorkerOptions{Slots: 1, Decode: b.Script(r.Tok, "one two")})
 		first := r.Send(t.Context(), rig.ChatBody(""))
 		rig.Receive(t, b.Admitted, "first request runs")
 		second := r.Send(t.Context(), rig.ChatBody(""))
@@ -57,7 +57,7 @@ func TestDialectStatuses(t *testing.T) {
 	t.Run("deadline", func(t *testing.T) {
 		r := rig.Start(t, func(c *app.Config) { c.RequestTimeoutS = 0.05 })
 		b := gatewaytest.NewBlock()
-		r.Target(gatewaytest.WorkerOptions{Lanes: 1, Decode: b.Script(r.Tok, "one two")})
+		r.Target(gatewaytest.WorkerOptions{Slots: 1, Decode: b.Script(r.Tok, "one two")})
 		check(t, r.Post("/v1/messages", messages), 504, "timeout_error")
 		check(t, r.Post("/v1/responses", `{"input":"Hi"}`), 504, "server_error")
 	})
@@ -71,7 +71,7 @@ func TestDialectStatuses(t *testing.T) {
 	t.Run("draining", func(t *testing.T) {
 		r := rig.Start(t, nil)
 		b := gatewaytest.NewBlock()
-		r.Target(gatewaytest.WorkerOptions{Lanes: 1, Decode: b.Script(r.Tok, "one two")})
+		r.Target(gatewaytest.WorkerOptions{Slots: 1, Decode: b.Script(r.Tok, "one two")})
 		first := r.Send(t.Context(), rig.ChatBody(""))
 		rig.Receive(t, b.Admitted, "first request runs")
 		stopped := make(chan error, 1)

@@ -69,7 +69,7 @@ func TestEmptyKeyFileDoesNotOpenTheServer(t *testing.T) {
 func TestUnreadableModelServesNobody(t *testing.T) {
 	r := rig.Start(t, nil)
 	gatewaytest.Join(t, r.App.RegistryAddr().String(),
-		gatewaytest.WorkerOptions{ID: "t", Role: tandemv1.Role_ROLE_TARGET, Lanes: 1,
+		gatewaytest.WorkerOptions{ID: "t", Role: tandemv1.Role_ROLE_TARGET, Slots: 1,
 			Model: &tandemv1.ModelInfo{Name: "m", Digest: "d", Path: gatewaytest.ModelPath(t, gatewaytest.Target), Vocab: 5}})
 	r.Eventually("worker is ready", func() bool { return r.Ready("t") })
 	if a := r.Post("/v1/chat/completions", rig.ChatBody("")); a.Status != 503 ||

@@ -120,7 +120,7 @@ func TestQueueIsFair(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			r := rig.Start(t, c.change)
 			s := &turns{next: make(chan struct{})}
-			r.Target(gatewaytest.WorkerOptions{Lanes: 1, Decode: s.decode(r)})
+			r.Target(gatewaytest.WorkerOptions{Slots: 1, Decode: s.decode(r)})
 			var group sync.WaitGroup
 			waiting := -1 // the first request runs
 			for _, mark := range []string{"a1", "a2", "a3", "b1", "b2"} {
@@ -150,7 +150,7 @@ func TestQueueIsFair(t *testing.T) {
 func TestMemoryIsReserved(t *testing.T) {
 	r := rig.Start(t, nil)
 	b := gatewaytest.NewBlock()
-	r.Target(gatewaytest.WorkerOptions{Lanes: 8, MaxContext: 1000, KVTokens: 1000, Decode: b.Script(r.Tok, "one two")})
+	r.Target(gatewaytest.WorkerOptions{Slots: 8, MaxContext: 1000, KVTokens: 1000, Decode: b.Script(r.Tok, "one two")})
 	first := r.Send(t.Context(), rig.ChatBody(`"max_tokens":700`))
 	rig.Receive(t, b.Admitted, "first request runs")
 	second := r.Send(t.Context(), rig.ChatBody(`"max_tokens":700`))

@@ -40,7 +40,7 @@ func TestSharesTakeTurns(t *testing.T) {
 	}
 }
 
-// TestFewestLanesFirst: of two who wait, the one with fewer running requests is next.
+// TestFewestRunningFirst: of two who wait, the one with fewer running requests is next.
 func TestFewestSlotsFirst(t *testing.T) {
 	p := pool(t, PoolConfig{MaxQueue: 10}, info("w", 3, 0, registry.StateReady))
 	a1 := granted(submit(t, p, Demand{Share: "a"}))[0]

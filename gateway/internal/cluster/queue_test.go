@@ -12,7 +12,7 @@ import (
 func TestQueue(t *testing.T) {
 	r := rig.Start(t, func(c *app.Config) { c.MaxQueue = 1 })
 	b := gatewaytest.NewBlock()
-	w := r.Target(gatewaytest.WorkerOptions{Lanes: 1, Decode: b.Script(r.Tok, "one two")})
+	w := r.Target(gatewaytest.WorkerOptions{Slots: 1, Decode: b.Script(r.Tok, "one two")})
 	first := r.Send(t.Context(), rig.ChatBody(""))
 	rig.Receive(t, b.Admitted, "first request runs")
 	ctx, leave := context.WithCancel(t.Context())
@@ -43,7 +43,7 @@ func TestQueue(t *testing.T) {
 func TestQueueTimeout(t *testing.T) {
 	r := rig.Start(t, func(c *app.Config) { c.QueueTimeoutS = 0.05 })
 	b := gatewaytest.NewBlock()
-	r.Target(gatewaytest.WorkerOptions{Lanes: 1, Decode: b.Script(r.Tok, "one two")})
+	r.Target(gatewaytest.WorkerOptions{Slots: 1, Decode: b.Script(r.Tok, "one two")})
 	first := r.Send(t.Context(), rig.ChatBody(""))
 	rig.Receive(t, b.Admitted, "first request runs")
 	a := r.Post("/v1/chat/completions", rig.ChatBody(`"stream":true`))

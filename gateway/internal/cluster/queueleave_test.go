@@ -56,7 +56,7 @@ func TestLeaveTheQueue(t *testing.T) {
 				c.QueuedHeadersS, c.SSEKeepaliveS = 0.001, 0.002
 			}
 		})
-		w := r.Target(gatewaytest.WorkerOptions{Lanes: 2, MaxContext: 300, KVTokens: 300})
+		w := r.Target(gatewaytest.WorkerOptions{Slots: 2, MaxContext: 300, KVTokens: 300})
 		targets := r.Parts.Cluster.Targets
 		for _, wire := range all {
 			t.Run(fmt.Sprintf("%s, early %v", wire.name, early), func(t *testing.T) {

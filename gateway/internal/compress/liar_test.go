@@ -47,7 +47,7 @@ func TestLyingScorer(t *testing.T) {
 			honest, _ := rig.Scorer(t, "raven")
 			join := func(id string, script gatewaytest.Compress) *gatewaytest.Worker {
 				return gatewaytest.Join(t, r.App.RegistryAddr().String(),
-					gatewaytest.WorkerOptions{ID: id, Role: tandemv1.Role_ROLE_PREFILL, Lanes: 1, MaxContext: 65536, Compress: script})
+					gatewaytest.WorkerOptions{ID: id, Role: tandemv1.Role_ROLE_PREFILL, Slots: 1, MaxContext: 65536, Compress: script})
 			}
 			join("a-liar", func(ctx context.Context, req *tandemv1.CompressRequest) (*tandemv1.CompressResponse, error) {
 				a, err := honest(ctx, req)

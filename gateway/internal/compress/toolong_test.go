@@ -54,7 +54,7 @@ func TestTooLongIsTheClientsFault(t *testing.T) {
 			r := rig.Start(t, func(c *app.Config) { c.PrefillCompression, c.PrefillThreshold = "auto", tt.threshold })
 			r.Target(gatewaytest.WorkerOptions{Decode: r.Reply("ok", 1), MaxContext: 2048})
 			gatewaytest.Join(t, r.App.RegistryAddr().String(),
-				gatewaytest.WorkerOptions{ID: "s1", Role: tandemv1.Role_ROLE_PREFILL, Lanes: 1,
+				gatewaytest.WorkerOptions{ID: "s1", Role: tandemv1.Role_ROLE_PREFILL, Slots: 1,
 					MaxContext: tt.context, Compress: tt.scorer})
 			r.Eventually("scorer is ready",
 				func() bool { return r.Parts.Cluster.Scorers.Ready() && r.Parts.ScorerTokenizer() != nil })

@@ -52,7 +52,7 @@ type Worker struct {
 type WorkerOptions struct {
 	ID         string
 	Role       tandemv1.Role
-	Lanes      int32
+	Slots      int32
 	MaxContext int32
 	// KVTokens are what all sequences hold together, 0 = no limit of its own.
 	KVTokens int64
@@ -90,7 +90,7 @@ func Join(tb testing.TB, gateway string, opt WorkerOptions) *Worker {
 		Gateway: gateway,
 		Registration: &tandemv1.Registration{WorkerId: opt.ID, Role: opt.Role, Address: lis.Addr().String(), Backend: "cpu",
 			Device: "fake", Contract: opt.Contract,
-			Model: opt.Model, Limits: &tandemv1.Limits{Lanes: opt.Lanes, MaxContext: opt.MaxContext, KvTokens: opt.KVTokens},
+			Model: opt.Model, Limits: &tandemv1.Limits{Lanes: opt.Slots, MaxContext: opt.MaxContext, KvTokens: opt.KVTokens},
 			Settings: opt.Settings}, Heartbeat: func() *tandemv1.Heartbeat {
 			w.mu.Lock()
 			defer w.mu.Unlock()

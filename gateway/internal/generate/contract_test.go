@@ -18,9 +18,9 @@ func TestContractChangeIsShown(t *testing.T) {
 	r := rig.Start(t, func(c *app.Config) { c.FailoverTimeoutS, c.FailoverAny = 5, true })
 	gone := status.Error(codes.Unavailable, "engine is gone")
 	r.Target(gatewaytest.WorkerOptions{
-		ID: "a", Lanes: 1, Contract: "cpu", Decode: gatewaytest.DieAt(r.Tok, text, 2, 1, gone),
+		ID: "a", Slots: 1, Contract: "cpu", Decode: gatewaytest.DieAt(r.Tok, text, 2, 1, gone),
 	})
-	r.Target(gatewaytest.WorkerOptions{ID: "b", Lanes: 1, Contract: "gpu", Decode: r.Reply(text, 1)})
+	r.Target(gatewaytest.WorkerOptions{ID: "b", Slots: 1, Contract: "gpu", Decode: r.Reply(text, 1)})
 	got := r.Post("/v1/chat/completions", rig.ChatBody(""))
 	body := got.JSON(t)
 	if got.Status != 200 || rig.WholeChat(t, got)[0].Content != text {
@@ -38,10 +38,10 @@ func TestContractChangeIsShown(t *testing.T) {
 // the ids.
 func TestUnlikeTargetsServe(t *testing.T) {
 	r := rig.Start(t, nil)
-	a := r.Target(gatewaytest.WorkerOptions{ID: "a", Lanes: 1, Contract: "cpu", Decode: r.Reply("one", 1)})
+	a := r.Target(gatewaytest.WorkerOptions{ID: "a", Slots: 1, Contract: "cpu", Decode: r.Reply("one", 1)})
 	block := gatewaytest.NewBlock()
 	a.SetDecode(block.Script(r.Tok, "one two"))
-	b := r.Target(gatewaytest.WorkerOptions{ID: "b", Lanes: 1, Contract: "gpu", Decode: r.Reply("three", 1)})
+	b := r.Target(gatewaytest.WorkerOptions{ID: "b", Slots: 1, Contract: "gpu", Decode: r.Reply("three", 1)})
 	first := r.Send(t.Context(), rig.ChatBody(""))
 	rig.Receive(t, block.Admitted, "the first request runs")
 	second := r.Post("/v1/chat/completions", rig.ChatBody(""))

@@ -103,8 +103,8 @@ func TestFailoverKeepsContract(t *testing.T) {
 			r := start(t, cfg)
 			// The first worker asked is the one that fails, and it has the id "cpu" (the lowest worker id comes first).
 			script := gatewaytest.DieAt(r.Tokenizer, text, tt.token, 1, gone)
-			a := r.Target(gatewaytest.WorkerOptions{ID: "a", Lanes: 1, Contract: "cpu", Decode: script})
-			b := r.Target(gatewaytest.WorkerOptions{ID: "b", Lanes: 1, Contract: tt.second, Decode: say(r, text, 1)})
+			a := r.Target(gatewaytest.WorkerOptions{ID: "a", Slots: 1, Contract: "cpu", Decode: script})
+			b := r.Target(gatewaytest.WorkerOptions{ID: "b", Slots: 1, Contract: tt.second, Decode: say(r, text, 1)})
 			b.SetContract(tt.admits)
 			got := r.run(t.Context(), r.request())
 			if len(a.Requests()) == 0 {
@@ -237,7 +237,7 @@ func (s *slowStream) Send(m *tandemv1.DecodeResponse) error {
 
 func TestChoicesShareOneSlot(t *testing.T) {
 	r := start(t, generate.Config{})
-	r.Target(gatewaytest.WorkerOptions{Lanes: 1, Decode: say(r, "same", 1)})
+	r.Target(gatewaytest.WorkerOptions{Slots: 1, Decode: say(r, "same", 1)})
 	req := r.request()
 	req.N = 3
 	if got := r.run(t.Context(), req); got.err != nil || strings.Join(got.texts, ",") != "same,same,same" {
@@ -251,7 +251,7 @@ func TestBusyWorkersShareRequests(t *testing.T) {
 	var ws []*gatewaytest.Worker
 	for i, b := range blocks {
 		script := b.Script(r.Tokenizer, "one two")
-		ws = append(ws, r.Target(gatewaytest.WorkerOptions{ID: fmt.Sprint("w", i), Lanes: 2, Decode: script}))
+		ws = append(ws, r.Target(gatewaytest.WorkerOptions{ID: fmt.Sprint("w", i), Slots: 2, Decode: script}))
 	}
 	var running []<-chan outcome
 	for range 4 {

@@ -17,7 +17,7 @@ func TestCancelReachesWorker(t *testing.T) {
 		t.Run(fmt.Sprintf("stream %v", stream), func(t *testing.T) {
 			r := rig.Start(t, nil)
 			b := gatewaytest.NewBlock()
-			w := r.Target(gatewaytest.WorkerOptions{Lanes: 1, Decode: b.Script(r.Tok, "one two three")})
+			w := r.Target(gatewaytest.WorkerOptions{Slots: 1, Decode: b.Script(r.Tok, "one two three")})
 			ctx, cancel := context.WithCancel(t.Context())
 			done := r.Send(ctx, rig.ChatBody(fmt.Sprintf(`"stream":%v`, stream)))
 			rig.Receive(t, b.Admitted, "admission")

@@ -178,7 +178,7 @@ func TestPropsSpeculation(t *testing.T) {
 			})
 			if len(tt.attached) > 0 {
 				gatewaytest.Join(t, r.App.RegistryAddr().String(),
-					gatewaytest.WorkerOptions{ID: "d1", Role: tandemv1.Role_ROLE_DRAFT, Lanes: 1,
+					gatewaytest.WorkerOptions{ID: "d1", Role: tandemv1.Role_ROLE_DRAFT, Slots: 1,
 						Model: &tandemv1.ModelInfo{Name: "draft", Path: "/models/draft.gguf"}})
 				r.Eventually("draft", func() bool { return len(r.Parts.Cluster.Workers()) == 2 })
 			}

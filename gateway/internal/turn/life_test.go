@@ -55,7 +55,7 @@ func TestCancelInEveryPhase(t *testing.T) {
 	const bound = 100 * time.Millisecond
 	const compression = -2
 	r := rig.Start(t, nil)
-	w := r.Target(gatewaytest.WorkerOptions{Lanes: 1})
+	w := r.Target(gatewaytest.WorkerOptions{Slots: 1})
 	s := r.Scorer(nil)
 	for _, wire := range rig.Wires {
 		for _, stream := range []bool{true, false} {
@@ -150,7 +150,7 @@ func TestQueuedStreamGetsHeaders(t *testing.T) {
 		t.Run(c.path, func(t *testing.T) {
 			r := rig.Start(t, func(c *app.Config) { c.QueuedHeadersS, c.SSEKeepaliveS = 0.02, 0.02 })
 			b := gatewaytest.NewBlock()
-			r.Target(gatewaytest.WorkerOptions{Lanes: 1, Decode: b.Script(r.Tok, "one two")})
+			r.Target(gatewaytest.WorkerOptions{Slots: 1, Decode: b.Script(r.Tok, "one two")})
 			first := r.Send(t.Context(), rig.ChatBody(""))
 			rig.Receive(t, b.Admitted, "first request runs")
 			resp, err := r.Client.Post(r.URL+c.path, "application/json", strings.NewReader(fmt.Sprintf(c.body, true)))
@@ -188,7 +188,7 @@ func TestQueuedStreamGetsHeaders(t *testing.T) {
 func TestQueuedAnswerWaits(t *testing.T) {
 	r := rig.Start(t, func(c *app.Config) { c.QueuedHeadersS, c.SSEKeepaliveS, c.QueueTimeoutS = 0.02, 0.02, 0.2 })
 	b := gatewaytest.NewBlock()
-	r.Target(gatewaytest.WorkerOptions{Lanes: 1, Decode: b.Script(r.Tok, "one two")})
+	r.Target(gatewaytest.WorkerOptions{Slots: 1, Decode: b.Script(r.Tok, "one two")})
 	first := r.Send(t.Context(), rig.ChatBody(""))
 	rig.Receive(t, b.Admitted, "first request runs")
 	a := r.Post("/v1/messages", fmt.Sprintf(rig.Wires[3].Body, false))

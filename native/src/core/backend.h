@@ -298,8 +298,8 @@ class Backend {
   // order of sums of their own (NUMERICS.md), whatever the number of its rows. Without a call nothing is a prompt's.
   // rows: of the step, a hint for backends that replay steps; operations on fewer of them are recorded for as many.
   virtual void begin_step([[maybe_unused]] int prompt_rows, [[maybe_unused]] int rows) {}
-  // row_room returns how many rows outputs of a step of `rows` rows should have room for where one lies behind the other:
-  // a backend that replays steps does so for equal addresses.
+  // row_room returns how many rows outputs of a step of `rows` rows should have room for where one lies behind the
+  // other: a backend that replays steps does so for equal addresses.
   virtual int row_room(int rows) const { return rows; }
   // upload_rows, .., download_rows_bf16 are upload, .., download_bf16 of rows whose number differs from step to step.
   virtual void upload_rows(float* dst, const float* src, int rows, int64_t dim) { upload(dst, src, rows * dim); }

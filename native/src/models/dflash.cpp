@@ -61,8 +61,8 @@ Status DflashModel::load(WeightLoader& w, WeightLoader& tables, int32_t vocab, A
   return Status();
 }
 
-// The features of pieces[*first] and of those behind it that have its encoding, one behind the other: calls with as many
-// rows are then alike however many pieces they have. Long ones stay where they are. Moves *first behind them.
+// The features of pieces[*first] and of those behind it that have its encoding, one behind the other: calls with as
+// many rows are then alike however many pieces they have. Long ones stay where they are. Moves *first behind them.
 const void* DflashModel::gather(std::span<const DflashRows> pieces, int64_t values, size_t* first, int32_t* rows) {
   const DflashRows& head = pieces[*first];
   size_t end = *first + 1;

@@ -38,7 +38,8 @@ func Calibrate(ctx context.Context, e engine.Target, model *auto.Model) error {
 		step.Rows = step.Rows[:0]
 		for i := range n {
 			step.Rows = append(step.Rows, engine.Row{
-				Token: int32((position + i*37) % info.Vocab), Position: int32(position + i), Parent: int32(i - 1), Want: want, Mask: -1,
+				Token: int32((position + i*37) % info.Vocab), Position: int32(position + i), Parent: int32(i - 1), Want: want,
+				Mask: -1,
 			})
 		}
 	}
@@ -49,7 +50,8 @@ func Calibrate(ctx context.Context, e engine.Target, model *auto.Model) error {
 	}
 	begin := time.Now()
 	for _, rows := range calibrated {
-		if rows > min(info.MaxTreeRows, info.MaxBatchRows, info.MaxContext-length) || rows > 8 && time.Since(begin) > calibrateTime {
+		if rows > min(info.MaxTreeRows, info.MaxBatchRows, info.MaxContext-length) ||
+			rows > 8 && time.Since(begin) > calibrateTime {
 			break
 		}
 		// The shortest of a few: what else runs on the machine only ever adds.

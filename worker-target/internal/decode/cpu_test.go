@@ -60,7 +60,8 @@ func newCPU(t testing.TB, o engine.OpenOptions) (*engine.GuardedTarget, *tokeniz
 func conversation(words *tokenizer.Tokenizer, tokens, message int, random *rand.Rand) []int32 {
 	var list []int32
 	for i := 0; len(list) < tokens; i++ {
-		begin := words.Encode(fmt.Sprintf("<|im_start|>%s\n", []string{"user", "assistant"}[i%2]), tokenizer.Options{ParseSpecial: true})
+		begin := words.Encode(fmt.Sprintf("<|im_start|>%s\n", []string{"user", "assistant"}[i%2]),
+			tokenizer.Options{ParseSpecial: true})
 		end := words.Encode("<|im_end|>\n", tokenizer.Options{ParseSpecial: true})
 		list = append(list, begin...)
 		for range message - len(begin) - len(end) {

@@ -91,7 +91,8 @@ func (k *knowing) Wait(_ context.Context, tree *ddtree.Tree) drafts.Outcome {
 		k.parent = append(k.parent, i)
 		k.w = append(k.w, -0.05*float32(i+1))
 	}
-	if err := tree.Set(k.ask.Anchor, k.tokens, k.parent, k.w, ddtree.Limits{Vocab: vocab, Nodes: k.ask.Budget, Depth: k.ask.Block - 1}); err != nil {
+	if err := tree.Set(k.ask.Anchor, k.tokens, k.parent, k.w,
+		ddtree.Limits{Vocab: vocab, Nodes: k.ask.Budget, Depth: k.ask.Block - 1}); err != nil {
 		return drafts.Malformed
 	}
 	return drafts.Proposed
@@ -144,7 +145,8 @@ func TestRoundTrips(t *testing.T) {
 	var stats Stats
 	var out discard
 	_, err := slot.Run(context.Background(), e, &Request{
-		Prompt: make([]int32, 130), Sampler: engine.DefaultSampler(), Max: 71, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, TopLogprobs: -1,
+		Prompt: make([]int32, 130), Sampler: engine.DefaultSampler(), Max: 71,
+		Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, TopLogprobs: -1,
 	}, &out, &stats)
 	if err != nil {
 		t.Fatal(err)
@@ -167,13 +169,15 @@ func TestLookup(t *testing.T) {
 	var stats Stats
 	var out discard
 	_, err := slot.Run(context.Background(), e, &Request{
-		Prompt: prompt, Sampler: engine.DefaultSampler(), Max: 71, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP, Block: 7, TopLogprobs: -1,
+		Prompt: prompt, Sampler: engine.DefaultSampler(), Max: 71, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP,
+		Block: 7, TopLogprobs: -1,
 	}, &out, &stats)
 	if err != nil {
 		t.Fatal(err)
 	}
 	// 120 prompt tokens are two chunks of 64; 70 tokens after the first are ten rounds of seven.
-	if e.steps != 2+10 || stats.Steps != 10 || stats.Accepted != 60 || stats.LookAccepted != 60 || stats.LookDrafted != 60 || out.tokens != 71 {
+	if e.steps != 2+10 || stats.Steps != 10 || stats.Accepted != 60 || stats.LookAccepted != 60 ||
+		stats.LookDrafted != 60 || out.tokens != 71 {
 		t.Errorf("%d engine calls, %+v, %d tokens", e.steps, stats, out.tokens)
 	}
 }

@@ -89,9 +89,11 @@ func (f *flaky) Wait(_ context.Context, tree *ddtree.Tree) drafts.Outcome {
 	}
 	tokens, parents, logprobs := []int32{}, []int32{}, []float32{}
 	for i := range int32(min(4, f.ask.Block-1, f.ask.Budget)) {
-		tokens, parents, logprobs = append(tokens, int32(f.random.IntN(64))), append(parents, i), append(logprobs, -float32(i))
+		tokens, parents, logprobs = append(tokens, int32(f.random.IntN(64))), append(parents, i),
+			append(logprobs, -float32(i))
 	}
-	if err := tree.Set(f.ask.Anchor, tokens, parents, logprobs, ddtree.Limits{Vocab: 64, Nodes: f.ask.Budget, Depth: f.ask.Block - 1}); err != nil {
+	if err := tree.Set(f.ask.Anchor, tokens, parents, logprobs,
+		ddtree.Limits{Vocab: 64, Nodes: f.ask.Budget, Depth: f.ask.Block - 1}); err != nil {
 		return drafts.Malformed
 	}
 	return drafts.Proposed
@@ -193,7 +195,8 @@ func featuresOf(t *testing.T, e engine.Target, tokens []int32) (all []byte) {
 	return all
 }
 
-// TestKeptFeaturesLost: an engine that fails while features are fetched ends the request, after the tokens that are there.
+// TestKeptFeaturesLost: an engine that fails while features are fetched ends the request, after the tokens that are
+// there.
 func TestKeptFeaturesLost(t *testing.T) {
 	e := newWatched(t, 0)
 	e.failAlone = context.DeadlineExceeded
@@ -201,7 +204,8 @@ func TestKeptFeaturesLost(t *testing.T) {
 	var stats Stats
 	var out recording
 	_, err := NewSlot(Config{}, auto.New(), drafter).Run(t.Context(), e, &Request{
-		Prompt: []int32{1, 2, 3}, Sampler: engine.DefaultSampler(), Max: 700, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, TopLogprobs: -1,
+		Prompt: []int32{1, 2, 3}, Sampler: engine.DefaultSampler(), Max: 700,
+		Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, TopLogprobs: -1,
 	}, &out, &stats)
 	if err == nil || len(out.tokens) != stats.Steps+1 {
 		t.Errorf("%v after %d tokens of %d steps", err, len(out.tokens), stats.Steps)

@@ -33,8 +33,8 @@ func (r *recorder) Step(ctx context.Context, step *engine.Step, result *engine.S
 }
 
 // TestKindsAreStated: prompt pieces of many tokens have the prompt contract in all their steps, short ones, replayed
-// tokens and rounds that of decoding. What known tokens and plain rounds run is committed at once; a round of several rows leaves its path to
-// the next.
+// tokens and rounds that of decoding. What known tokens and plain rounds run is committed at once; a round of several
+// rows leaves its path to the next.
 func TestKindsAreStated(t *testing.T) {
 	type group = engine.Group
 	prompt := func(rows int) group {
@@ -49,9 +49,10 @@ func TestKindsAreStated(t *testing.T) {
 		mode                                       tandemv1.SpeculationMode
 		want                                       []group
 	}{
-		"long":        {prompt: 128 + 65, most: 1, want: []group{prompt(128), prompt(65)}},
-		"rest":        {prompt: 128 + 64, most: 1, want: []group{prompt(128), prompt(64)}},
-		"short piece": {prompt: 512 + 64, most: 1, want: []group{prompt(128), prompt(128), prompt(128), prompt(128), commit(64)}},
+		"long": {prompt: 128 + 65, most: 1, want: []group{prompt(128), prompt(65)}},
+		"rest": {prompt: 128 + 64, most: 1, want: []group{prompt(128), prompt(64)}},
+		"short piece": {prompt: 512 + 64, most: 1, want: []group{prompt(128), prompt(128), prompt(128), prompt(128),
+			commit(64)}},
 		"short steps": {prompt: 193, most: 1, chunk: 100, want: []group{prompt(64), prompt(64), prompt(64), prompt(1)}},
 		"messages": {prompt: 300, messages: []int{70, 10, 64}, most: 1,
 			want: []group{prompt(70), prompt(74), prompt(128), prompt(28)}},
@@ -68,7 +69,8 @@ func TestKindsAreStated(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			e := &recorder{promptRows: c.promptRows}
 			const end, header = vocab - 1, vocab - 2
-			r := &Request{Prompt: make([]int32, c.prompt), Sampler: engine.DefaultSampler(), Max: c.most, Mode: c.mode, TopLogprobs: -1}
+			r := &Request{Prompt: make([]int32, c.prompt), Sampler: engine.DefaultSampler(), Max: c.most, Mode: c.mode,
+				TopLogprobs: -1}
 			at := 0
 			for _, n := range c.messages {
 				r.Prompt[at+n-1], r.Prompt[at+n] = end, header
@@ -91,7 +93,8 @@ func TestKindsAreStated(t *testing.T) {
 					t.Fatal(err)
 				}
 				if !slices.EqualFunc(e.groups, c.want, func(a, b group) bool {
-					return a.Sequence == b.Sequence && a.Rows == b.Rows && a.Kind == b.Kind && a.Commit == b.Commit && slices.Equal(a.Path, b.Path)
+					return a.Sequence == b.Sequence && a.Rows == b.Rows && a.Kind == b.Kind && a.Commit == b.Commit &&
+						slices.Equal(a.Path, b.Path)
 				}) {
 					t.Errorf("ran %+v, want %+v", e.groups, c.want)
 				}

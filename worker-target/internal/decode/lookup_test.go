@@ -41,7 +41,8 @@ func (s *sure) Wait(ctx context.Context, tree *ddtree.Tree) drafts.Outcome {
 	for i := range s.tokens {
 		s.tokens[i] = refrain(s.ask.Position + 1 + i)
 	}
-	if err := tree.Set(s.ask.Anchor, s.tokens, s.parent, s.w, ddtree.Limits{Vocab: vocab, Nodes: s.ask.Budget, Depth: s.ask.Block - 1}); err != nil {
+	if err := tree.Set(s.ask.Anchor, s.tokens, s.parent, s.w,
+		ddtree.Limits{Vocab: vocab, Nodes: s.ask.Budget, Depth: s.ask.Block - 1}); err != nil {
 		return drafts.Malformed
 	}
 	return outcome
@@ -115,7 +116,8 @@ func testProlonged(t *testing.T) {
 		t.Errorf("%d proposals prolonged, %+v\nwithout lookup %d, %+v", prolonged, with, none, without)
 	}
 	fromDraft := with.Accepted - with.LookAccepted
-	if with.LookAccepted == 0 || with.LookAccepted > with.LookDrafted || fromDraft == 0 || fromDraft > with.Drafted-with.LookDrafted || with.Emitted != 1+with.Steps+with.Accepted {
+	if with.LookAccepted == 0 || with.LookAccepted > with.LookDrafted || fromDraft == 0 ||
+		fromDraft > with.Drafted-with.LookDrafted || with.Emitted != 1+with.Steps+with.Accepted {
 		t.Errorf("counts %+v", with)
 	}
 	t.Logf("%d of %d rounds prolonged, %d without lookup", prolonged, with.Steps, without.Steps)

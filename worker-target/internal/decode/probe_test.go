@@ -22,7 +22,8 @@ func (d *dear) Step(ctx context.Context, step *engine.Step, result *engine.StepR
 	return err
 }
 
-// moody is a drafter that is right about the first tokens of its proposals and takes its time when it is not waited for.
+// moody is a drafter that is right about the first tokens of its proposals and takes its time when it is not waited
+// for.
 type moody struct {
 	knowing
 	right, patience int // tokens; polls before the answer
@@ -54,7 +55,8 @@ func (m *moody) Wait(ctx context.Context, tree *ddtree.Tree) drafts.Outcome {
 		m.tokens[i] = (m.tokens[i] + 50) % vocab
 	}
 	time.Sleep(100 * time.Microsecond)
-	if err := tree.Set(m.ask.Anchor, m.tokens, m.parent, m.w, ddtree.Limits{Vocab: vocab, Nodes: m.ask.Budget, Depth: m.ask.Block - 1}); err != nil {
+	if err := tree.Set(m.ask.Anchor, m.tokens, m.parent, m.w,
+		ddtree.Limits{Vocab: vocab, Nodes: m.ask.Budget, Depth: m.ask.Block - 1}); err != nil {
 		return drafts.Malformed
 	}
 	return outcome
@@ -78,7 +80,8 @@ func probes(t *testing.T) {
 		t.Helper()
 		var stats Stats
 		out := recording{}
-		request := &Request{Prompt: []int32{1, 2, 3}, Sampler: engine.DefaultSampler(), TopLogprobs: -1, Max: tokens, Arrived: time.Now()}
+		request := &Request{Prompt: []int32{1, 2, 3}, Sampler: engine.DefaultSampler(), TopLogprobs: -1, Max: tokens,
+			Arrived: time.Now()}
 		if _, err := slot.Run(context.Background(), e, request, &out, &stats); err != nil {
 			t.Fatal(err)
 		}

@@ -29,8 +29,8 @@ func (s *saving) NewSnapshot(ctx context.Context, q engine.Sequence) (engine.Sna
 	return p, err
 }
 
-// BenchmarkSecondTurn measures the second turn of a conversation of 8192 tokens on the demonstration target: the time to
-// its first token, that of the first turn, which is cold, and what saving states takes.
+// BenchmarkSecondTurn measures the second turn of a conversation of 8192 tokens on the demonstration target: the time
+// to its first token, that of the first turn, which is cold, and what saving states takes.
 func BenchmarkSecondTurn(b *testing.B) {
 	guard, words := newCPU(b, engine.OpenOptions{MaxSequences: 1, MaxContext: 10240})
 	e := &saving{Target: guard}

@@ -33,11 +33,12 @@ func fakeChats(seed uint64) *chats {
 }
 
 func greedy(prompt []int32, most int) Request {
-	return Request{Prompt: prompt, Sampler: engine.DefaultSampler(), Max: most, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_OFF}
+	return Request{Prompt: prompt, Sampler: engine.DefaultSampler(), Max: most,
+		Mode: tandemv1.SpeculationMode_SPECULATION_MODE_OFF}
 }
 
-// TestTurns: the next turn reads what is new, from the end of the answer where every cut has the same bits, else from the
-// last border; the same prompt again from its last border; another conversation from the end of the system text.
+// TestTurns: the next turn reads what is new, from the end of the answer where every cut has the same bits, else from
+// the last border; the same prompt again from its last border; another conversation from the end of the system text.
 func TestTurns(t *testing.T) {
 	for _, rows := range []int{0, 64} {
 		e := newFake(t, enginefake.Options{PromptRows: rows}, engine.OpenOptions{})
@@ -69,11 +70,12 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// TestAnswerEnds: the state after an answer holds what the caller got, whether a stop token, its length or a constraint's
-// end ended it, in steps of one row and of many.
+// TestAnswerEnds: the state after an answer holds what the caller got, whether a stop token, its length or a
+// constraint's end ended it, in steps of one row and of many.
 func TestAnswerEnds(t *testing.T) {
 	next := func(history []int32) (int32, bool) { return (history[len(history)-1] + 1) % 9, true }
-	for _, mode := range []tandemv1.SpeculationMode{tandemv1.SpeculationMode_SPECULATION_MODE_OFF, tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP} {
+	for _, mode := range []tandemv1.SpeculationMode{tandemv1.SpeculationMode_SPECULATION_MODE_OFF,
+		tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP} {
 		for most := 1; most < 30; most++ {
 			for _, stop := range [][]int32{nil, {7}} {
 				e := newFake(t, enginefake.Options{Next: next}, engine.OpenOptions{})
@@ -114,7 +116,8 @@ func TestHitIsLookedUpIn(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if cache.Stats().Hits != 1 || of[0].LookAccepted == 0 || of[1].LookAccepted != of[0].LookAccepted || of[1].Steps != of[0].Steps {
+	if cache.Stats().Hits != 1 || of[0].LookAccepted == 0 || of[1].LookAccepted != of[0].LookAccepted ||
+		of[1].Steps != of[0].Steps {
 		t.Errorf("cold %+v, with a hit %+v", of[0], of[1])
 	}
 }
@@ -309,9 +312,11 @@ func (r *ready) Wait(ctx context.Context, tree *ddtree.Tree) drafts.Outcome {
 	}
 	tokens, parents, logprobs := []int32{}, []int32{}, []float32{}
 	for i := range int32(min(5, r.ask.Block-1, r.ask.Budget)) {
-		tokens, parents, logprobs = append(tokens, (r.ask.Anchor+1+i)%9), append(parents, i), append(logprobs, -0.1*float32(i+1))
+		tokens, parents, logprobs = append(tokens, (r.ask.Anchor+1+i)%9), append(parents, i),
+			append(logprobs, -0.1*float32(i+1))
 	}
-	if err := tree.Set(r.ask.Anchor, tokens, parents, logprobs, ddtree.Limits{Vocab: 64, Nodes: r.ask.Budget, Depth: r.ask.Block - 1}); err != nil {
+	if err := tree.Set(r.ask.Anchor, tokens, parents, logprobs,
+		ddtree.Limits{Vocab: 64, Nodes: r.ask.Budget, Depth: r.ask.Block - 1}); err != nil {
 		return drafts.Malformed
 	}
 	return drafts.Proposed
@@ -319,7 +324,8 @@ func (r *ready) Wait(ctx context.Context, tree *ddtree.Tree) drafts.Outcome {
 
 func (r *ready) Ready() bool              { return true }
 func (r *ready) Capture() *drafts.Capture { return r.capt }
-func (r *ready) Open(ctx context.Context, id string, ring *drafts.Ring, c *drafts.Capture, vocab int, held bool) Drafter {
+func (r *ready) Open(ctx context.Context, id string, ring *drafts.Ring, c *drafts.Capture, vocab int,
+	held bool) Drafter {
 	r.before = nil
 	r.flaky.Open(ctx, id, ring, c, vocab, held)
 	return r
@@ -333,8 +339,8 @@ func (r *ready) Ask(a drafts.Ask) {
 	r.flaky.Ask(a)
 }
 
-// TestHitFeedsTheDraft: after a hit the ring holds the features of the restored tokens, as a cold run computes them, when
-// the first question is asked; pages that neighbours have are shared.
+// TestHitFeedsTheDraft: after a hit the ring holds the features of the restored tokens, as a cold run computes them,
+// when the first question is asked; pages that neighbours have are shared.
 func TestHitFeedsTheDraft(t *testing.T) {
 	for _, rows := range []int{128, 4096} {
 		e := newWatched(t, 0)
@@ -351,7 +357,8 @@ func TestHitFeedsTheDraft(t *testing.T) {
 		list = append(list, slices.Concat([]int32{2, 5}, answer, []int32{1}), c.message(40))
 		r.Prompt = c.prompt(list)
 		got := ask(t, slot, e, r, -1)
-		if held := len(list[0]) + len(list[1]) + 2 + len(answer) - 1; got.read.Cached != held || d.before == nil || d.before[1] != len(r.Prompt) {
+		if held := len(list[0]) + len(list[1]) + 2 + len(answer) - 1; got.read.Cached != held || d.before == nil ||
+			d.before[1] != len(r.Prompt) {
 			t.Fatalf("%d rows: %+v, the ring at the first question %v", rows, got.read, d.before)
 		}
 		first, next := d.ring.Span()

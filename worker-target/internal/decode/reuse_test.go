@@ -171,7 +171,8 @@ func (c *chats) next(answer []int32) (what string, prompt []int32) {
 		list = append(list[:len(list)-1], c.message(1+short))
 	default:
 		what = "the next turn"
-		list = append(list, slices.Concat(c.markers.Headers[:1], []int32{5}, answer, c.markers.Ends[:1]), c.message(10+random.IntN(90)))
+		list = append(list, slices.Concat(c.markers.Headers[:1], []int32{5}, answer, c.markers.Ends[:1]),
+			c.message(10+random.IntN(90)))
 	}
 	for len(c.prompt(list)) > c.longest {
 		list = append(list[:1:1], c.message(40))
@@ -217,7 +218,8 @@ func (s shared) Relieve(engine.Target) bool { return s.Cache.Relieve(s.e) }
 func (h *hitIsCold) round(t testing.TB) {
 	t.Helper()
 	what, prompt := h.next(h.answer)
-	r := Request{Prompt: prompt, Sampler: engine.DefaultSampler(), Max: 1 + h.random.IntN(12), Mode: tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP}
+	r := Request{Prompt: prompt, Sampler: engine.DefaultSampler(), Max: 1 + h.random.IntN(12),
+		Mode: tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP}
 	if h.random.IntN(3) == 0 {
 		r.Sampler.Temperature, r.Sampler.Seed = 1.2, h.random.Uint64()
 	}
@@ -237,7 +239,8 @@ func (h *hitIsCold) round(t testing.TB) {
 		r.Sampler.Choice = int32(choice)
 		cold, got := ask(t, h.cold, h.e, r, -1), ask(t, h.warm, h.e, r, -1)
 		same(t, what, cold, got)
-		if read := got.read; read.Tokens != len(prompt) || read.Cached+got.rows < len(prompt) || read.Cached+read.Saved > len(prompt) {
+		if read := got.read; read.Tokens != len(prompt) || read.Cached+got.rows < len(prompt) ||
+			read.Cached+read.Saved > len(prompt) {
 			t.Fatalf("%s: %+v for a prompt of %d, %d rows ran", what, read, len(prompt), got.rows)
 		}
 		if got.read.Cached > 0 {
@@ -268,12 +271,13 @@ func newFake(t testing.TB, o enginefake.Options, open engine.OpenOptions) *engin
 	return guard
 }
 
-// TestHitIsCold: conversations with a cache have the bits of those without one, where the bits of a prompt depend on its
-// cuts and where they do not.
+// TestHitIsCold: conversations with a cache have the bits of those without one, where the bits of a prompt depend on
+// its cuts and where they do not.
 func TestHitIsCold(t *testing.T) {
 	for name, rows := range map[string]int{"prompts with bits of their own": 64, "one contract": 0} {
 		t.Run(name, func(t *testing.T) {
-			h := newHitIsCold(t, newFake(t, enginefake.Options{PromptRows: rows}, engine.OpenOptions{}), fakeMarkers, 3000, uint64(rows))
+			h := newHitIsCold(t, newFake(t, enginefake.Options{PromptRows: rows}, engine.OpenOptions{}), fakeMarkers, 3000,
+				uint64(rows))
 			for range 400 {
 				h.round(t)
 			}
@@ -330,7 +334,8 @@ func everyBorder(t *testing.T, e engine.Target, markers piece.Markers, prompt []
 	cache.Use(e)
 	t.Cleanup(cache.Close)
 	borders := markers.Cut(prompt, piece.Cuts{}).Borders
-	r := Request{Prompt: prompt, Sampler: engine.DefaultSampler(), Max: 4, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_OFF}
+	r := Request{Prompt: prompt, Sampler: engine.DefaultSampler(), Max: 4,
+		Mode: tandemv1.SpeculationMode_SPECULATION_MODE_OFF}
 	for _, b := range borders {
 		r.Reuse.Hints = append(r.Reuse.Hints, int32(b))
 	}
@@ -351,7 +356,8 @@ func everyBorder(t *testing.T, e engine.Target, markers piece.Markers, prompt []
 // TestEveryBorderIsCanonical: a prompt that is read from any of its borders has the bits of the cold one.
 func TestEveryBorderIsCanonical(t *testing.T) {
 	c := chats{random: rand.New(rand.NewPCG(1, 2)), markers: fakeMarkers, vocab: 64}
-	prompt := c.prompt([]message{c.message(300), c.message(90), c.message(1200), c.message(40), c.message(70), c.message(62)})
+	prompt := c.prompt([]message{c.message(300), c.message(90), c.message(1200), c.message(40), c.message(70),
+		c.message(62)})
 	everyBorder(t, newFake(t, enginefake.Options{PromptRows: 64}, engine.OpenOptions{}), fakeMarkers, prompt)
 	t.Run("cpu", func(t *testing.T) {
 		e, words := newCPU(t, engine.OpenOptions{MaxSequences: 8, MaxContext: 4096})
@@ -360,22 +366,24 @@ func TestEveryBorderIsCanonical(t *testing.T) {
 	})
 }
 
-// TestForeignBorder: a state at the grid of a prompt that another prompt cuts before it, because its message ends there,
-// is not used.
+// TestForeignBorder: a state at the grid of a prompt that another prompt cuts before it, because its message ends
+// there, is not used.
 func TestForeignBorder(t *testing.T) {
 	e := newFake(t, enginefake.Options{PromptRows: 64}, engine.OpenOptions{})
 	cache := prefix.New(prefix.Config{Bytes: 1 << 30, Slots: 10})
 	cache.Use(e)
 	t.Cleanup(cache.Close)
 	c := chats{random: rand.New(rand.NewPCG(1, 2)), markers: fakeMarkers, vocab: 64}
-	text := slices.Concat(c.message(piece.Grid-4), c.words(3), []int32{2}, c.words(80)) // ends 2 before the grid, header 3 after
+	// ends 2 before the grid, header 3 after
+	text := slices.Concat(c.message(piece.Grid-4), c.words(3), []int32{2}, c.words(80))
 	short := text[:piece.Grid+1]
 	slot := NewSlot(Config{Markers: fakeMarkers, Prefixes: shared{cache, e}}, auto.New(), nil)
 	r := Request{Prompt: short, Sampler: engine.DefaultSampler(), Max: 1}
 	if got := ask(t, slot, e, r, -1); got.read.Saved != piece.Grid {
 		t.Fatalf("the short prompt saves %d tokens", got.read.Saved)
 	}
-	cold := ask(t, NewSlot(Config{Markers: fakeMarkers}, auto.New(), nil), e, Request{Prompt: text, Sampler: r.Sampler, Max: 1}, -1)
+	cold := ask(t, NewSlot(Config{Markers: fakeMarkers}, auto.New(), nil), e,
+		Request{Prompt: text, Sampler: r.Sampler, Max: 1}, -1)
 	r.Prompt = text
 	got := ask(t, slot, e, r, -1)
 	same(t, "a longer prompt", cold, got)

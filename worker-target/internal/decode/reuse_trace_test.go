@@ -12,8 +12,8 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/prefix"
 )
 
-// traced is how many prompt tokens were read: by an agent of 16 turns with 6K tokens of system text and tools and results
-// of 0.5K to 2K, then by prompts that change its history.
+// traced is how many prompt tokens were read: by an agent of 16 turns with 6K tokens of system text and tools and
+// results of 0.5K to 2K, then by prompts that change its history.
 type traced struct {
 	fresh, agent                           int // tokens that no prompt before had, and those that were read
 	session, edited, middle, again, gaveUp int

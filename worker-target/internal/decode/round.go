@@ -77,8 +77,8 @@ func (s *Slot) verify(ctx context.Context, tree *ddtree.Tree) error {
 	return s.runStep(ctx, tree.Len() == 1)
 }
 
-// walk accepts the tokens that the target chose down the tree and returns their rows. The reason says whether the request
-// ends with one of them; what follows it is dropped.
+// walk accepts the tokens that the target chose down the tree and returns their rows. The reason says whether the
+// request ends with one of them; what follows it is dropped.
 func (s *Slot) walk(tree *ddtree.Tree) (path []int32, reason tandemv1.FinishReason) {
 	path = s.constraint.Walk(tree, s.seq.Result().Tokens(), s.seq.Path())
 	s.begin()

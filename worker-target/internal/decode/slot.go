@@ -187,7 +187,8 @@ func (s *Slot) awaitReader(ctx context.Context) error {
 	return nil
 }
 
-// open makes the request's sequence and restores the longest stored state that the prompt begins with, of so many tokens.
+// open makes the request's sequence and restores the longest stored state that the prompt begins with, of so many
+// tokens.
 func (s *Slot) open(ctx context.Context) (restored int, err error) {
 	if err := s.newSequence(ctx); err != nil {
 		return 0, err
@@ -211,12 +212,14 @@ func (s *Slot) start(restored int, sink Sink) {
 	s.seq.Start(s.engine, s.handle, restored, info.Vocab)
 	s.answer = append(s.answer[:0], req.Committed...)
 	s.out.Start(output.Request{
-		Max: req.Max, Committed: req.Committed, Stop: req.Stop, TopLogprobs: req.TopLogprobs, MaxTopK: info.MaxTopK, Arrived: req.Arrived,
+		Max: req.Max, Committed: req.Committed, Stop: req.Stop, TopLogprobs: req.TopLogprobs, MaxTopK: info.MaxTopK,
+		Arrived: req.Arrived,
 	}, sink)
 	s.constraint.Start(req.Constraint, req.Mode != tandemv1.SpeculationMode_SPECULATION_MODE_OFF)
 	s.features.Reset(info.MaxBatchRows)
 	s.spec.Start(speculate.Request{
-		ID: req.ID, Prompt: req.Prompt, Mode: req.Mode, Budget: req.Budget, Block: req.Block, Max: req.Max, Left: s.out.Left(),
+		ID: req.ID, Prompt: req.Prompt, Mode: req.Mode, Budget: req.Budget, Block: req.Block, Max: req.Max,
+		Left:        s.out.Left(),
 		Constrained: req.Constraint != nil, Vocab: info.Vocab, TreeRows: info.MaxTreeRows, Rows: info.MaxBatchRows,
 	}, &s.stats.Stats)
 	s.text.Read(req.Prompt[:restored])

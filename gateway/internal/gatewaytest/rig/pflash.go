@@ -54,7 +54,7 @@ func Scorer(t *testing.T, words ...string) (gatewaytest.Compress, *tokenizer.Tok
 func (r *Rig) Scorer(script gatewaytest.Compress) *gatewaytest.Worker {
 	r.T.Helper()
 	w := gatewaytest.Join(r.T, r.App.RegistryAddr().String(),
-		gatewaytest.WorkerOptions{ID: "s1", Role: tandemv1.Role_ROLE_PREFILL, Lanes: 1, MaxContext: 65536, Compress: script})
+		gatewaytest.WorkerOptions{ID: "s1", Role: tandemv1.Role_ROLE_PREFILL, Slots: 1, MaxContext: 65536, Compress: script})
 	r.Eventually("scorer is ready",
 		func() bool { return r.Parts.Cluster.Scorers.Ready() && r.Parts.ScorerTokenizer() != nil })
 	return w

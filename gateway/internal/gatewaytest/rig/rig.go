@@ -87,8 +87,8 @@ func (r *Rig) Target(opt gatewaytest.WorkerOptions) *gatewaytest.Worker {
 	if opt.ID == "" {
 		opt.ID = "t1"
 	}
-	if opt.Lanes == 0 {
-		opt.Lanes = 4
+	if opt.Slots == 0 {
+		opt.Slots = 4
 	}
 	if opt.MaxContext == 0 {
 		opt.MaxContext = 32768

@@ -104,8 +104,8 @@ func (s *Stack) Target(opt gatewaytest.WorkerOptions) *gatewaytest.Worker {
 	if opt.ID == "" {
 		opt.ID = "t1"
 	}
-	if opt.Lanes == 0 {
-		opt.Lanes = 4
+	if opt.Slots == 0 {
+		opt.Slots = 4
 	}
 	if opt.MaxContext == 0 {
 		opt.MaxContext = 32768

@@ -140,8 +140,9 @@ void GpuBackend::plan_scratch(Arena& arena, const ScratchLimits& limits) {
     head_acts_ = acts_of(arena, limits.max_k, limits.head_rows, limits.forms, false);
     choose_scratch_ = take(choose_scratch_bytes(vocab, limits.head_rows));
   }
-  // Plans: rows of attention and DeltaNet with their ancestors, page tables, positions, tokens, transfers; loose: masks,
-  // and one row's bias and penalty lists at their longest. Results: features, one row of logits; loose: numbers per row.
+  // Plans: rows of attention and DeltaNet with their ancestors, page tables, positions, tokens, transfers; loose:
+  // masks, and one row's bias and penalty lists at their longest. Results: features, one row of logits; loose: numbers
+  // per row.
   constexpr uint64_t kMiB = uint64_t{1} << 20;
   const int64_t pages = limits.score.q_heads > 0 ? kv_pages(limits.score.kv.capacity) : limits.pages;
   Recorder::Sizes sizes;

@@ -23,14 +23,14 @@ constexpr size_t group_bucket(size_t groups) {
   return groups <= 1 ? 1 : (groups + 3) / 4 * 4;
 }
 
-// tile_bucket is for tiles of attention: as many as groups where each has one, else as many as rows. `few` rows or fewer
-// have the second bucket alone.
+// tile_bucket is for tiles of attention: as many as groups where each has one, else as many as rows. `few` rows or
+// fewer have the second bucket alone.
 constexpr size_t tile_bucket(size_t tiles, size_t groups, int rows, int few) {
   return rows > few && tiles <= groups ? groups : std::max(tiles, static_cast<size_t>(rows));
 }
 
-// share_bucket is for the rows of the largest tile of attention, a power of two; of those that share a tail no less than
-// `least`, because a block takes that many.
+// share_bucket is for the rows of the largest tile of attention, a power of two; of those that share a tail no less
+// than `least`, because a block takes that many.
 constexpr int share_bucket(int rows, int least = 1) {
   return static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::max(rows, least))));
 }

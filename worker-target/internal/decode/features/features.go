@@ -1,8 +1,8 @@
 // Package features feeds a request's ring of features, from which its draft is sent what the target computed.
 //
 // Features of rounds that ask a draft come with the round's result. Those of plain steps are not needed before the next
-// question, which may be far off. They stay in the engine, which fuses many rows for a fraction of what it takes to fuse
-// each alone. They are read in one piece when enough are there or a question is asked:
+// question, which may be far off. They stay in the engine, which fuses many rows for a fraction of what it takes to
+// fuse each alone. They are read in one piece when enough are there or a question is asked:
 //
 //	the round                      features of its rows          rows that the engine keeps
 //	waits for a proposal           with the result               read by the same step
@@ -30,8 +30,8 @@ type Reader interface {
 	Fed()
 }
 
-// Feed is the feed of one request after another. Its memory is kept between them. Without a reader it is off: nothing is
-// asked of the engine.
+// Feed is the feed of one request after another. Its memory is kept between them. Without a reader it is off: nothing
+// is asked of the engine.
 type Feed struct {
 	ring     *drafts.Ring
 	capacity int // of ring, rows
@@ -52,9 +52,9 @@ func New(rows int) *Feed { return &Feed{ring: drafts.NewRing(rows), capacity: ro
 // Reset turns the feed off, for a request whose steps return features of at most widest rows.
 func (f *Feed) Reset(widest int) { f.reader, f.widest = nil, widest }
 
-// Start fills the ring with the rows of features that were stored with the state of a sequence of length positions, nil if
-// there are none, for those that follow; context positions are known by now. Of a long prompt only the newest rows could
-// be sent again: what is not kept is not captured either.
+// Start fills the ring with the rows of features that were stored with the state of a sequence of length positions, nil
+// if there are none, for those that follow; context positions are known by now. Of a long prompt only the newest rows
+// could be sent again: what is not kept is not captured either.
 func (f *Feed) Start(capture *drafts.Capture, length, context int, stored *prefix.Rows) *drafts.Ring {
 	f.encoding, f.width = capture.Encoding, capture.Width
 	first := max(length, context-f.capacity)
@@ -174,8 +174,8 @@ func (f *Feed) CatchUp(ctx context.Context, seq *sequence.Sequence) error {
 	return nil
 }
 
-// Settle reads what the engine keeps, for it is no part of a state that is stored. The step that is put together reads it
-// no more.
+// Settle reads what the engine keeps, for it is no part of a state that is stored. The step that is put together reads
+// it no more.
 func (f *Feed) Settle(ctx context.Context, seq *sequence.Sequence) error {
 	if f.missing(seq) > 0 { // none while a long prompt is read, whose first rows are not captured
 		if err := f.CatchUp(ctx, seq); err != nil {

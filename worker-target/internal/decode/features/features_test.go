@@ -147,7 +147,8 @@ func TestOff(t *testing.T) {
 	f.Reset(8)
 	seq.Start(e, 1, 0, 10)
 	for range 3 {
-		if err := run(t, f, &seq, round{3, 1, true}); err != nil || f.On() || f.Encoding() != engine.FeatureNone || f.WantKnown(0) != 0 {
+		if err := run(t, f, &seq, round{3, 1, true}); err != nil || f.On() || f.Encoding() != engine.FeatureNone ||
+			f.WantKnown(0) != 0 {
 			t.Fatalf("a feed that is off: %v", err)
 		}
 	}

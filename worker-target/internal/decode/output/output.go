@@ -110,8 +110,8 @@ func (o *Output) Begin() { o.round.begin() }
 // Close notes how the round's tokens close reasoning.
 func (o *Output) Close(kind tandemv1.CloseKind) { o.round.close(kind) }
 
-// Add adds a token of the round, with its log-probabilities if the request wants any. A stop token is not added: then ok
-// is false, and the answer ends.
+// Add adds a token of the round, with its log-probabilities if the request wants any. A stop token is not added: then
+// ok is false, and the answer ends.
 func (o *Output) Add(token int32, logprobs *tandemv1.PositionLogprobs) (ok bool) {
 	if o.stop[token] {
 		o.stopped = token

@@ -100,7 +100,8 @@ func TestCandidates(t *testing.T) {
 		o.Start(Request{TopLogprobs: c.top, MaxTopK: c.most}, &sink{})
 		var row engine.Row
 		o.Choose(&row)
-		if row.TopK != c.want || (row.Want&engine.WantTop != 0) != (c.want > 0) || row.Want&engine.WantToken == 0 || o.Logprobs() != c.logprobs {
+		if row.TopK != c.want || (row.Want&engine.WantTop != 0) != (c.want > 0) || row.Want&engine.WantToken == 0 ||
+			o.Logprobs() != c.logprobs {
 			t.Errorf("%d of %d: %+v, log-probabilities %v", c.top, c.most, row, o.Logprobs())
 		}
 	}

@@ -254,8 +254,8 @@ const (
 	forget = 0.1
 )
 
-// worth reports whether a state is worth the time that saving it takes; must is for those that the next turn is likely to
-// ask for. Where every cut has the same bits, on processors, states are in memory already and every one is.
+// worth reports whether a state is worth the time that saving it takes; must is for those that the next turn is likely
+// to ask for. Where every cut has the same bits, on processors, states are in memory already and every one is.
 func (r *Reuse) worth(must bool) bool {
 	share := mostShare
 	if must {

@@ -44,7 +44,8 @@ func (r *Result) check(vocab int) error {
 		return rpcerr.Internal("engine returned %d scores for %d rows", len(r.raw.Scores), len(r.rows))
 	}
 	if want&engine.WantTop != 0 && len(r.raw.TopIDs) < len(r.rows)*r.raw.TopStride {
-		return rpcerr.Internal("engine returned %d candidates for %d rows of %d", len(r.raw.TopIDs), len(r.rows), r.raw.TopStride)
+		return rpcerr.Internal("engine returned %d candidates for %d rows of %d", len(r.raw.TopIDs), len(r.rows),
+			r.raw.TopStride)
 	}
 	return nil
 }

@@ -27,7 +27,8 @@ type Sequence struct {
 	read    engine.StepResult
 }
 
-// Start begins a request on sequence id, which holds length positions. vocab bounds the tokens that the engine may choose.
+// Start begins a request on sequence id, which holds length positions. vocab bounds the tokens that the engine may
+// choose.
 func (s *Sequence) Start(e engine.Target, id engine.Sequence, length, vocab int) {
 	s.engine, s.id, s.vocab, s.length = e, id, vocab, length
 	s.path, s.group[0], s.built = s.path[:0], engine.Group{}, false
@@ -98,8 +99,8 @@ func (s *Sequence) commit(ctx context.Context, path []int32) error {
 	return s.engine.Step(ctx, &step, &s.read)
 }
 
-// Settle commits what is pending by a step without rows, so that the sequence's state is all in the engine. What the step
-// that is put together was to commit, it commits no more.
+// Settle commits what is pending by a step without rows, so that the sequence's state is all in the engine. What the
+// step that is put together was to commit, it commits no more.
 func (s *Sequence) Settle(ctx context.Context) error {
 	if !s.built {
 		return s.Commit(ctx)

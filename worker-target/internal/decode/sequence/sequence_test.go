@@ -37,7 +37,8 @@ func TestPendingCommit(t *testing.T) {
 			commit     bool
 			path       []int32 // accepted afterwards
 		}{
-			{rows: 3, commit: true}, {rows: 4, path: []int32{0, 2}}, {rows: 1, kept: 2, commit: true, path: []int32{0}}, {rows: 2, path: []int32{0, 1}},
+			{rows: 3, commit: true}, {rows: 4, path: []int32{0, 2}}, {rows: 1, kept: 2, commit: true, path: []int32{0}},
+			{rows: 2, path: []int32{0, 1}},
 		} {
 			s.Begin(engine.KindDecode, engine.FeatureNone, c.kept)
 			for range c.rows {
@@ -50,10 +51,12 @@ func TestPendingCommit(t *testing.T) {
 			s.Advance(max(len(c.path), 1))
 		}
 		want := []engine.Group{
-			{Rows: 3, Commit: true}, {Rows: 4}, {Rows: 1, Commit: true, Path: []int32{0, 2}, Kept: engine.KeptRange{Position: 1, Rows: 2}}, {Rows: 2},
+			{Rows: 3, Commit: true}, {Rows: 4}, {Rows: 1, Commit: true, Path: []int32{0, 2},
+				Kept: engine.KeptRange{Position: 1, Rows: 2}}, {Rows: 2},
 		}
 		if !slices.EqualFunc(e.groups, want, func(a, b engine.Group) bool {
-			return a.Sequence == 4 && a.Rows == b.Rows && a.Commit == b.Commit && slices.Equal(a.Path, b.Path) && a.Kept == b.Kept
+			return a.Sequence == 4 && a.Rows == b.Rows && a.Commit == b.Commit && slices.Equal(a.Path, b.Path) &&
+				a.Kept == b.Kept
 		}) {
 			t.Errorf("groups %+v", e.groups)
 		}
@@ -64,7 +67,8 @@ func TestPendingCommit(t *testing.T) {
 func TestResultIsChecked(t *testing.T) {
 	good := func() engine.StepResult {
 		return engine.StepResult{
-			Tokens: []int32{1, 9}, Logprobs: []float32{-1, -2}, Scores: []float32{-3, -4}, TopStride: 1, TopIDs: []int32{5, -1}, TopLogprobs: []float32{-1, -1},
+			Tokens: []int32{1, 9}, Logprobs: []float32{-1, -2}, Scores: []float32{-3, -4}, TopStride: 1, TopIDs: []int32{5, -1},
+			TopLogprobs: []float32{-1, -1},
 		}
 	}
 	for name, c := range map[string]struct {

@@ -45,7 +45,8 @@ func (e *exchange) capture() *drafts.Capture {
 }
 
 // open gives the request a draft.
-func (e *exchange) open(ctx context.Context, id string, ring *drafts.Ring, capture *drafts.Capture, vocab int, held bool) Drafter {
+func (e *exchange) open(ctx context.Context, id string, ring *drafts.Ring, capture *drafts.Capture, vocab int,
+	held bool) Drafter {
 	e.link = e.drafts.Open(ctx, id, ring, capture, vocab, held)
 	return e.link
 }

@@ -28,8 +28,8 @@ type At struct {
 	Free   int   // positions that the context has left
 }
 
-// limit is the largest useful block. Its rows are the tokens that it can commit: more than are wanted are of no use, and
-// all rows must fit the context.
+// limit is the largest useful block. Its rows are the tokens that it can commit: more than are wanted are of no use,
+// and all rows must fit the context.
 func (a At) limit() int { return min(a.Left, a.Free) }
 
 // planner picks the kind and size of a request's proposals.

@@ -7,8 +7,8 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 )
 
-// probe is a proposal that was asked for and is not waited for. Decoding goes on plainly, and what it chooses shows what
-// the proposal is worth; what is left of one that is right so far is verified.
+// probe is a proposal that was asked for and is not waited for. Decoding goes on plainly, and what it chooses shows
+// what the proposal is worth; what is left of one that is right so far is verified.
 type probe struct {
 	active  bool
 	plan    auto.Plan
@@ -94,8 +94,8 @@ func (p *probe) cancel(e *exchange, policy *auto.Policy, length int) {
 	p.end(policy, nil, 0, length)
 }
 
-// decide ends the probe whose rest was verified: nodes of it were, and path is what the target chose. Where a constraint
-// put nodes of its own among them, only what was chosen before counts.
+// decide ends the probe whose rest was verified: nodes of it were, and path is what the target chose. Where a
+// constraint put nodes of its own among them, only what was chosen before counts.
 func (p *probe) decide(policy *auto.Policy, nodes int, path []int32, added bool, length int) {
 	if added {
 		p.end(policy, &p.chain, p.matched, length)

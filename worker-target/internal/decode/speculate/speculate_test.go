@@ -37,8 +37,9 @@ func TestPlan(t *testing.T) {
 		"tree of 40":          {req: Request{Mode: tree, Budget: 40}, want: plan{Kind: auto.Tree, Block: 16, Budget: 40}},
 		"tree, narrow engine": {req: Request{Mode: tree, TreeRows: 9}, want: plan{Kind: auto.Tree, Block: 16, Budget: 8}},
 		"lookup":              {req: Request{Mode: lookup, Block: 7}, matched: 3, want: plan{Kind: auto.Lookup, Block: 7, Budget: 6}},
-		"lookup at the end":   {req: Request{Mode: lookup, Block: 7}, matched: 3, left: 4, want: plan{Kind: auto.Lookup, Block: 4, Budget: 3}},
-		"nothing to look up":  {req: Request{Mode: lookup, Block: 7}, matched: 0, want: plan{Kind: auto.Plain}},
+		"lookup at the end": {req: Request{Mode: lookup, Block: 7}, matched: 3, left: 4,
+			want: plan{Kind: auto.Lookup, Block: 4, Budget: 3}},
+		"nothing to look up": {req: Request{Mode: lookup, Block: 7}, matched: 0, want: plan{Kind: auto.Plain}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			or := func(n, otherwise int) int {
@@ -94,10 +95,11 @@ func TestOutcomes(t *testing.T) {
 		want      Stats
 		deadline  time.Duration // of the next
 	}{
-		"proposed":             {outcome: drafts.Proposed, deadline: shortest},
-		"late":                 {outcome: drafts.Late, want: Stats{Late: 1, Degraded: true}, deadline: longest},
-		"lost":                 {outcome: drafts.Lost, want: Stats{Lost: 1, Degraded: true}, deadline: catchUp * shortest},
-		"malformed":            {outcome: drafts.Malformed, want: Stats{Malformed: 1, Lost: 1, Degraded: true}, deadline: catchUp * shortest},
+		"proposed": {outcome: drafts.Proposed, deadline: shortest},
+		"late":     {outcome: drafts.Late, want: Stats{Late: 1, Degraded: true}, deadline: longest},
+		"lost":     {outcome: drafts.Lost, want: Stats{Lost: 1, Degraded: true}, deadline: catchUp * shortest},
+		"malformed": {outcome: drafts.Malformed, want: Stats{Malformed: 1, Lost: 1, Degraded: true},
+			deadline: catchUp * shortest},
 		"lost, none was named": {outcome: drafts.Lost, automatic: true, want: Stats{Lost: 1}, deadline: catchUp * shortest},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -141,7 +143,8 @@ func TestExtensionIsRemoved(t *testing.T) {
 	for name, c := range map[string]struct {
 		path   []int32
 		beyond int
-	}{"none": {[]int32{0, 1}, 0}, "one": {[]int32{0, 1, 2, 4}, 1}, "both": {[]int32{0, 1, 2, 4, 5}, 2}, "another branch": {[]int32{0, 3}, 0}} {
+	}{"none": {[]int32{0, 1}, 0}, "one": {[]int32{0, 1, 2, 4}, 1}, "both": {[]int32{0, 1, 2, 4, 5}, 2},
+		"another branch": {[]int32{0, 3}, 0}} {
 		t.Run(name, func(t *testing.T) {
 			draft.Reset(1)
 			a := draft.Add(2, 0, -1)

@@ -67,8 +67,8 @@ func (s *Speculation) Attach(ctx context.Context, ring *drafts.Ring, capture *dr
 	return s.exchange.open(ctx, r.ID, ring, capture, r.Vocab, held)
 }
 
-// Plan plans the next round. It reports whether the draft is to be asked: then the caller brings the ring of features up
-// to the anchor and calls Ask. certain reports that the next token is certain.
+// Plan plans the next round. It reports whether the draft is to be asked: then the caller brings the ring of features
+// up to the anchor and calls Ask. certain reports that the next token is certain.
 func (s *Speculation) Plan(at At, certain bool) (ask bool) {
 	s.plan = auto.Plan{Kind: auto.Plain}
 	s.exchange.begin(false)

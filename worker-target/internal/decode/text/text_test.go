@@ -8,8 +8,8 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 )
 
-// TestText: what stood in prompt or output before is proposed, and each new token is compared with its prediction before
-// it counts itself.
+// TestText: what stood in prompt or output before is proposed, and each new token is compared with its prediction
+// before it counts itself.
 func TestText(t *testing.T) {
 	var x Text
 	for name, c := range map[string]struct {
@@ -17,10 +17,12 @@ func TestText(t *testing.T) {
 		right          []bool  // of tokens, each predicted by those before
 		proposed       []int32 // after them, three at most
 	}{
-		"new":           {prompt: []int32{1, 2, 3}, tokens: []int32{4, 5}, right: []bool{false, false}},
-		"in the prompt": {prompt: []int32{1, 2, 3, 4, 9, 1, 2}, tokens: []int32{3, 4}, right: []bool{true, true}, proposed: []int32{9, 1, 2}},
-		"in the output": {prompt: []int32{1}, tokens: []int32{5, 6, 7, 5, 6, 7}, right: []bool{false, false, false, false, false, true}, proposed: []int32{5, 6, 7}},
-		"goes on":       {prompt: []int32{1, 2, 3, 4, 9, 1, 2}, tokens: []int32{5}, right: []bool{false}},
+		"new": {prompt: []int32{1, 2, 3}, tokens: []int32{4, 5}, right: []bool{false, false}},
+		"in the prompt": {prompt: []int32{1, 2, 3, 4, 9, 1, 2}, tokens: []int32{3, 4}, right: []bool{true, true},
+			proposed: []int32{9, 1, 2}},
+		"in the output": {prompt: []int32{1}, tokens: []int32{5, 6, 7, 5, 6, 7},
+			right: []bool{false, false, false, false, false, true}, proposed: []int32{5, 6, 7}},
+		"goes on": {prompt: []int32{1, 2, 3, 4, 9, 1, 2}, tokens: []int32{5}, right: []bool{false}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			x.Start(4)
@@ -40,7 +42,8 @@ func TestText(t *testing.T) {
 			var tree ddtree.Tree
 			tree.Reset(c.tokens[len(c.tokens)-1])
 			x.Propose(&tree, 3)
-			if !slices.Equal(tree.Tokens[1:], c.proposed) || tree.Depth() != len(c.proposed) || (x.Matched() > 0) != (len(c.proposed) > 0) {
+			if !slices.Equal(tree.Tokens[1:], c.proposed) || tree.Depth() != len(c.proposed) ||
+				(x.Matched() > 0) != (len(c.proposed) > 0) {
 				t.Errorf("proposed %v at a match of %d, want %v", tree.Tokens[1:], x.Matched(), c.proposed)
 			}
 		})
@@ -70,7 +73,8 @@ func TestAfter(t *testing.T) {
 	tree.Reset(9)
 	leaf := tree.Add(2, 0, -1)
 	Append(&tree, leaf, []int32{4, 5})
-	if !slices.Equal(tree.Parents, []int32{-1, 0, 1, 2}) || tree.Logprobs[3] >= tree.Logprobs[2] || tree.Logprobs[2] >= -1 {
+	if !slices.Equal(tree.Parents, []int32{-1, 0, 1, 2}) || tree.Logprobs[3] >= tree.Logprobs[2] ||
+		tree.Logprobs[2] >= -1 {
 		t.Errorf("parents %v, log-probabilities %v", tree.Parents, tree.Logprobs)
 	}
 }
