@@ -55,6 +55,13 @@ var Fields = map[protoreflect.FullName]Rule{
 	"tandem.v1.Heartbeat.orphaned_sequences": number(0, math.MaxInt32),
 	"tandem.v1.Heartbeat.speculation":        {Inner: true},
 
+	"tandem.v1.Heartbeat.prefixes": {Inner: true},
+
+	"tandem.v1.Prefixes.version":   {Any: "is compared"},
+	"tandem.v1.Prefixes.states":    {Count: 1024},
+	"tandem.v1.PrefixState.digest": {Any: "is compared"},
+	"tandem.v1.PrefixState.tokens": number(0, mostContext),
+
 	"tandem.v1.AutoSpeculation.steps":              {Count: 64},
 	"tandem.v1.AutoSpeculation.draft_ms":           ms(),
 	"tandem.v1.AutoSpeculation.draft_block":        number(0, mostWidth),

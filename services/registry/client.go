@@ -62,6 +62,8 @@ type Client struct {
 	log    *zap.Logger
 	kick   chan struct{}
 	joined atomic.Bool
+	// prefixes is the version of those in the stream's last heartbeat. Of Run's goroutine.
+	prefixes uint64
 
 	mu           sync.Mutex // guards registration
 	registration *tandemv1.Registration
@@ -305,6 +307,12 @@ func (c *Client) heartbeat(seq uint64, rtt time.Duration) *tandemv1.JoinRequest 
 		hb = &tandemv1.Heartbeat{State: StateStarting}
 	}
 	hb.Seq, hb.RttMs = seq, float64(rtt.Microseconds())/1000
+	if p := hb.GetPrefixes(); p != nil {
+		if seq > 1 && p.GetVersion() == c.prefixes {
+			hb.Prefixes = &tandemv1.Prefixes{Version: p.GetVersion()}
+		}
+		c.prefixes = p.GetVersion()
+	}
 	return &tandemv1.JoinRequest{Message: &tandemv1.JoinRequest_Heartbeat{Heartbeat: hb}}
 }
 

@@ -39,17 +39,17 @@ var Counters = map[string]string{
 	"prefix_cache_refusals":  "States that the prefix cache had no room for.",
 	"prefix_cache_failures":  "States that could not be restored; the prompt was read instead.",
 
-	"preemptions":         "Times that a request gave up its memory because the engine had none left.",
-	"resumed_from_memory": "Requests that gave up their memory and went on from a state in host memory.",
-	"resumed_by_reading":  "Requests that gave up their memory and went on after reading their text again.",
-	"slow_readers":        "Times that a request gave up its memory and its slot because its client did not read.",
-	"tokens_read_again":   "Tokens of prompts and answers that requests read again after they gave up their memory.",
-
 	"read_ahead_tokens":        "Tokens of expected prompts that were read while there was no request.",
 	"read_ahead_hits":          "Requests that began with a state which was read ahead, once for each state.",
 	"read_ahead_used_tokens":   "Tokens that were read ahead for those.",
 	"read_ahead_wasted_tokens": "Tokens that were read ahead for states which were given up before a request asked for them.",
 	"read_ahead_stops":         "Readings ahead that a request stopped.",
+
+	"preemptions":         "Times that a request gave up its memory because the engine had none left.",
+	"resumed_from_memory": "Requests that gave up their memory and went on from a state in host memory.",
+	"resumed_by_reading":  "Requests that gave up their memory and went on after reading their text again.",
+	"slow_readers":        "Times that a request gave up its memory and its slot because its client did not read.",
+	"tokens_read_again":   "Tokens of prompts and answers that requests read again after they gave up their memory.",
 
 	"prefix_cache_disk_lookups":   "Prompts for which a state on disk was looked for.",
 	"prefix_cache_disk_hits":      "Prompts for which a state was read from disk.",

@@ -320,6 +320,9 @@ func (s *Server) beat(e *entry, hb *tandemv1.Heartbeat) {
 	if e.replaced {
 		return
 	}
+	if p, old := hb.GetPrefixes(), e.w.Heartbeat.GetPrefixes(); p != nil && p.GetVersion() == old.GetVersion() {
+		hb.Prefixes = old
+	}
 	e.w.Heartbeat, e.w.LastHeartbeat = hb, time.Now()
 	state := hb.GetState()
 	if state != StateReady && state != StateDraining {

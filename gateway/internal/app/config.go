@@ -62,6 +62,8 @@ type Config struct {
 
 	ReadAhead string `default:"on" enum:"on,off" help:"Read the next prompt of a conversation, as far as it is known, while its client is busy and the worker has nothing else to do: on, off."`
 
+	Route string `default:"prefix" enum:"prefix,load" help:"How a request finds its target worker: prefix (where the least is left to read of its prompt and to wait for, then where its session was) or load (where the smallest share of slots is busy)."`
+
 	BodyMemoryMB        int    `name:"body-memory-mb" default:"256" help:"Memory for the bodies of all requests at work, MB; a request that finds no room gets 429."`
 	ResponseStoreMB     int    `name:"response-store-mb" default:"64" help:"Memory for kept responses of the Responses API, MB; 0 keeps none."`
 	AnthropicInputTotal bool   `help:"Report the whole prompt as input_tokens of the Messages API, cached tokens included."`
@@ -106,7 +108,7 @@ func Defaults() Config {
 		DegenerateWatchdog: watchdog.AfterClose, MaxN: 8, MaxQueue: 256, QueueTimeoutS: 600, NoWorkerTimeoutS: 30,
 		FailoverTimeoutS: 60, ShutdownGraceS: 30, SSEKeepaliveS: 15, StreamUsageDefault: true,
 		CORSOrigin: []string{httpapi.OriginLocal}, TraceRatio: 1, ResponseStoreMB: 64, BodyMemoryMB: 256,
-		ImagePolicy: imagesReplaced, CacheIsolation: "shared", ReadAhead: "on", PrefillCompression: "off",
+		ImagePolicy: imagesReplaced, CacheIsolation: "shared", ReadAhead: "on", Route: "prefix", PrefillCompression: "off",
 		PrefillThreshold: 32000,
 		PrefillKeepRatio: 0.05, PflashTimeoutS: 60, PflashRequestOverride: true, LeaseTTLS: 6, FilePollS: 2,
 		StallTimeoutS: 30, QueuedHeadersS: 10,
@@ -189,6 +191,9 @@ func (c *Config) Validate() error {
 	}
 	if !slices.Contains([]string{"on", "off"}, c.ReadAhead) {
 		bad("read-ahead", "%q is not on or off", c.ReadAhead)
+	}
+	if !slices.Contains([]string{"prefix", "load"}, c.Route) {
+		bad("route", "%q is not prefix or load", c.Route)
 	}
 	for _, origin := range c.CORSOrigin {
 		if err := httpapi.CheckOrigin(origin); err != nil {

@@ -133,7 +133,7 @@ func (a *App) wire() error {
 	failover := seconds(cfg.FailoverTimeoutS)
 	a.cluster = cluster.New(cluster.Config{
 		Targets: cluster.PoolConfig{MaxQueue: cfg.MaxQueue, QueueTimeout: seconds(cfg.QueueTimeoutS), Grace: failover,
-			Absence: seconds(cfg.NoWorkerTimeoutS)},
+			Absence: seconds(cfg.NoWorkerTimeoutS), ByPrefix: cfg.Route == "prefix"},
 		Scorers: cluster.PoolConfig{MaxQueue: cfg.MaxQueue},
 	}, cluster.Deps{Registry: a.registry, Logger: a.log.Named("cluster"), DialOptions: a.workerDialOptions()})
 	a.models = newModels(cfg, a.deps.Version, a.cluster, a.log.Named("model"))
@@ -142,7 +142,7 @@ func (a *App) wire() error {
 	}
 	set, err := metrics.New(a.deps.Metrics.MeterProvider(), metrics.Sources{
 		QueueDepth: a.cluster.Targets.Queued, Workers: a.cluster.Workers, Busy: a.cluster.Targets.Busy,
-		Tokens: a.cluster.Targets.Tokens,
+		Tokens: a.cluster.Targets.Tokens, Routed: a.cluster.Targets.Routed,
 	})
 	if err != nil {
 		return err

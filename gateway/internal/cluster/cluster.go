@@ -228,6 +228,7 @@ func (p *Pool) update(list []registry.Worker, connect func(registry.Worker) *grp
 			// Connect at once: the first request should not pay for it.
 			conn.Connect()
 		}
+		w.pace.observe(info.Heartbeat.GetCounters())
 		lim := info.Registration.GetLimits()
 		w.info, w.slots, w.maxCtx = info, max(1, int(lim.GetLanes())), int(lim.GetMaxContext())
 		if w.kv = int(lim.GetKvTokens()); w.kv > 0 {

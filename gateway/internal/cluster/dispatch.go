@@ -93,8 +93,10 @@ func (p *Pool) grant(t *Ticket, w *worker) {
 	if t.timer != nil {
 		t.timer.Stop()
 	}
-	t.slots <- &Slot{Worker: w.info.ID, Contract: w.info.Registration.GetContract(), Conn: w.conn, pool: p, w: w,
+	l := &Slot{Worker: w.info.ID, Contract: w.info.Registration.GetContract(), Conn: w.conn, pool: p, w: w,
 		share: t.demand.Share, tokens: t.demand.Tokens}
+	p.routed(l, &t.demand, time.Now())
+	t.slots <- l
 	if t.left == 0 {
 		p.drop(t)
 	}
@@ -149,6 +151,12 @@ func (p *Pool) least(d *Demand, now time.Time, kept map[*worker]bool, admits fun
 		}
 		if best == nil {
 			best = w
+			continue
+		}
+		if c := p.compare(d, w, best); c != 0 {
+			if c < 0 {
+				best = w
+			}
 			continue
 		}
 		// used/slots compared without division

@@ -30,6 +30,8 @@ type PoolConfig struct {
 	// Absence is how long requests wait for a first slot while no worker is there, not even one that starts; 0 = as long
 	// as for a slot.
 	Absence time.Duration
+	// ByPrefix sends a request to where the least is left to read of its prompt and to wait for; else the load decides.
+	ByPrefix bool
 }
 
 // Pool gives out the slots of the workers of one role. It is safe for concurrent use.
@@ -47,6 +49,7 @@ type Pool struct {
 	absence   *time.Timer // ends the waiting of requests then
 	lastCtx   int         // longest context while a worker was ready
 	draining  bool
+	routes    routes
 	wake      *time.Timer // dispatches again when a pause ends
 }
 
@@ -65,6 +68,8 @@ type worker struct {
 	gone                   bool          // no longer in the table; conn is closed when busy reaches 0
 	pause                  time.Time     // no new slots before
 	suspect                time.Time     // failed then; a heartbeat after it clears
+	pace                   pace
+	backlog                int // prompt tokens of running requests that are still to be read
 }
 
 // Demand says what a request needs.
@@ -88,6 +93,12 @@ type Demand struct {
 	// all are alike.
 	Contract    *string
 	AnyContract bool
+	// Prompt is what is to be read, in the isolation of the prefix cache; nil = it does not matter. Session names the
+	// conversation, empty = nobody does.
+	Prompt             []int32
+	Isolation, Session string
+
+	known known // of Prompt
 }
 
 // Ticket is a request's place in the queue and its claim on slots.
@@ -117,6 +128,8 @@ type Slot struct {
 	share  string
 	tokens int
 	once   sync.Once
+	unread int // of the prompt, in the worker's backlog
+	hoped  int // tokens that the worker was believed to hold
 	stall  stall
 }
 
@@ -225,9 +238,11 @@ func (p *Pool) anyReady() bool {
 // Submit puts a request into the queue. The caller must Close the ticket.
 func (p *Pool) Submit(d Demand) (*Ticket, error) {
 	d.Slots = max(1, d.Slots)
+	digests := p.digests(&d)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
+	p.know(&d, digests, now)
 	if !d.Takeover {
 		if err := p.check(now); err != nil {
 			return nil, err
@@ -345,6 +360,8 @@ func (l *Slot) end(mark func(now time.Time)) {
 		now := time.Now()
 		l.w.busy--
 		l.w.held -= l.tokens
+		l.w.backlog -= l.unread
+		l.unread = 0
 		p.returned(l.share)
 		mark(now)
 		if l.w.gone && l.w.busy == 0 {

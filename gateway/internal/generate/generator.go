@@ -137,7 +137,8 @@ func (r *run) run(ctx context.Context) (*Usage, error) {
 	}
 	queued := time.Now()
 	ticket, err := g.targets.Submit(cluster.Demand{
-		Slots: len(jobs), Tokens: need, Share: req.Share, Priority: req.Priority,
+		Slots: len(jobs), Tokens: need, Share: req.Share, Priority: req.Priority, Prompt: r.toRoute(jobs),
+		Isolation: req.CacheScope, Session: r.session(),
 	})
 	if err != nil {
 		return nil, r.fail(ctx, err)
@@ -172,6 +173,22 @@ func (r *run) run(ctx context.Context) (*Usage, error) {
 		return &r.usage, r.fail(ctx, err)
 	}
 	return &r.usage, nil
+}
+
+// toRoute is the prompt by which the request finds its worker, nil when that of several or none matters.
+func (r *run) toRoute(jobs []job) []int32 {
+	if r.req.NoCache || len(r.req.Prompts) != 1 {
+		return nil
+	}
+	return jobs[0].prompt
+}
+
+// session names the conversation apart from those of others who ask.
+func (r *run) session() string {
+	if r.req.Session == "" {
+		return ""
+	}
+	return r.req.Share + "\n" + r.req.Session
 }
 
 // fail turns an error into the one that is reported: the reason of a cancelled context wins over what it caused.

@@ -69,6 +69,8 @@ type Request struct {
 	NoCache bool
 	// CacheScope names those whose prompts share states, empty = all.
 	CacheScope string
+	// Session names the conversation, empty when the client names none.
+	Session string
 	// Share is who asks, among whom slots are shared fairly.
 	Share   string
 	Arrived time.Time

@@ -54,7 +54,7 @@ type stream struct {
 	steps             int64
 	messages          int64 // Committed messages: one per verify step
 	retries           int
-	worker            string // that has the choice
+	worker            string // of the present or last attempt
 	contract          string // id of the worker that computed the newest tokens
 	contractChanges   int
 	degraded          bool
@@ -189,8 +189,7 @@ func (s *stream) attempt(ctx context.Context, slot *cluster.Slot) error {
 		s.ended = FinishLength
 		return errDone
 	}
-	s.worker = slot.Worker
-	s.slot = slot
+	s.slot, s.worker = slot, slot.Worker
 	defer func() { s.slot = nil }()
 	ctx, cancel := context.WithCancelCause(metadata.AppendToOutgoingContext(ctx, "x-request-id", s.r.req.ID))
 	defer cancel(nil)
@@ -241,6 +240,7 @@ func (s *stream) message(msg *tandemv1.DecodeResponse) error {
 		return wrapSink(s.r.admitted())
 	case *tandemv1.DecodeResponse_Prefilled:
 		s.cached, s.saved = int(ev.Prefilled.GetCachedTokens()), int(ev.Prefilled.GetSavedTokens())
+		s.slot.Read(s.cached)
 		if s.r.req.PromptLogprobs && !s.prompted {
 			s.prompted = true
 			return wrapSink(s.r.sink.Prompt(s.job.index, ev.Prefilled.GetLogprobs()))

@@ -6,6 +6,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.opentelemetry.io/otel/attribute"
@@ -48,6 +49,8 @@ type Sources struct {
 	Busy func(id string) (busy, slots int, ok bool)
 	// Tokens gives tokens of context reserved and in all of a worker.
 	Tokens func(id string) (used, total int, ok bool)
+	// Routed counts how requests found their targets.
+	Routed func() cluster.Routed
 }
 
 // New makes the instruments. Instruments of a no-op provider cost nothing.
@@ -126,20 +129,42 @@ func (b *builder) gauge(name, help string) metric.Int64ObservableGauge {
 	return g
 }
 
+func (b *builder) total(name, help string) metric.Int64ObservableCounter {
+	c, err := b.m.Int64ObservableCounter(name, metric.WithDescription(help))
+	if err != nil {
+		b.err = err
+	}
+	return c
+}
+
 // observe registers what is read at collection time.
 func (b *builder) observe(src Sources) {
 	depth := b.gauge("tandem.queue.depth", "Requests that wait for a worker.")
 	workers := b.workers()
+	routed := b.total("tandem.routed", "Requests by how they found their target: prefix, session, load.")
+	prefixes := b.total("tandem.routed.prefix.tokens",
+		"Prompt tokens that targets were believed to hold (expected), and those of them that they had (hit).")
 	gone := &dead{now: time.Now, seen: map[string]presence{}}
 	_, err := b.m.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
 		if src.QueueDepth != nil {
 			o.ObserveInt64(depth, int64(src.QueueDepth()))
 		}
+		if src.Routed != nil {
+			r := src.Routed()
+			count := func(c metric.Int64Observable, label, value string, n uint64) {
+				o.ObserveInt64(c, int64(n), metric.WithAttributes(attribute.String(label, value)))
+			}
+			count(routed, "by", "prefix", r.Prefix)
+			count(routed, "by", "session", r.Session)
+			count(routed, "by", "load", r.Load)
+			count(prefixes, "kind", "expected", r.Expected)
+			count(prefixes, "kind", "hit", r.Hit)
+		}
 		if src.Workers != nil {
 			workers.observe(ctx, o, &src, gone)
 		}
 		return nil
-	}, append(workers.all(), depth)...)
+	}, append(workers.all(), depth, routed, prefixes)...)
 	if err != nil {
 		b.err = err
 	}

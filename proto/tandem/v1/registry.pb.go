@@ -494,7 +494,9 @@ type Heartbeat struct {
 	EngineSequences   int32 `protobuf:"varint,10,opt,name=engine_sequences,json=engineSequences,proto3" json:"engine_sequences,omitempty"`
 	OrphanedSequences int32 `protobuf:"varint,11,opt,name=orphaned_sequences,json=orphanedSequences,proto3" json:"orphaned_sequences,omitempty"`
 	// Of a target that speculates.
-	Speculation   *AutoSpeculation `protobuf:"bytes,12,opt,name=speculation,proto3" json:"speculation,omitempty"`
+	Speculation *AutoSpeculation `protobuf:"bytes,12,opt,name=speculation,proto3" json:"speculation,omitempty"`
+	// Of a target that keeps states of prompts.
+	Prefixes      *Prefixes `protobuf:"bytes,13,opt,name=prefixes,proto3" json:"prefixes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -613,6 +615,121 @@ func (x *Heartbeat) GetSpeculation() *AutoSpeculation {
 	return nil
 }
 
+func (x *Heartbeat) GetPrefixes() *Prefixes {
+	if x != nil {
+		return x.Prefixes
+	}
+	return nil
+}
+
+// Prefixes are the states of prompts that a target holds, those used last first.
+type Prefixes struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Rises with every change, never 0. A heartbeat whose version is that of the stream's heartbeat before leaves states
+	// out: they are the same.
+	Version       uint64         `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	States        []*PrefixState `protobuf:"bytes,2,rep,name=states,proto3" json:"states,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Prefixes) Reset() {
+	*x = Prefixes{}
+	mi := &file_tandem_v1_registry_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Prefixes) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Prefixes) ProtoMessage() {}
+
+func (x *Prefixes) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_registry_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Prefixes.ProtoReflect.Descriptor instead.
+func (*Prefixes) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Prefixes) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *Prefixes) GetStates() []*PrefixState {
+	if x != nil {
+		return x.States
+	}
+	return nil
+}
+
+type PrefixState struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the tokens and of what states are kept apart by (services/prefixhash).
+	Digest        uint64 `protobuf:"fixed64,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	Tokens        int32  `protobuf:"varint,2,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PrefixState) Reset() {
+	*x = PrefixState{}
+	mi := &file_tandem_v1_registry_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PrefixState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PrefixState) ProtoMessage() {}
+
+func (x *PrefixState) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_registry_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PrefixState.ProtoReflect.Descriptor instead.
+func (*PrefixState) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *PrefixState) GetDigest() uint64 {
+	if x != nil {
+		return x.Digest
+	}
+	return 0
+}
+
+func (x *PrefixState) GetTokens() int32 {
+	if x != nil {
+		return x.Tokens
+	}
+	return 0
+}
+
 // AutoSpeculation is what a target believes of speculation at the moment. Times are in milliseconds, 0 = not known.
 type AutoSpeculation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -645,7 +762,7 @@ type AutoSpeculation struct {
 
 func (x *AutoSpeculation) Reset() {
 	*x = AutoSpeculation{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[5]
+	mi := &file_tandem_v1_registry_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -657,7 +774,7 @@ func (x *AutoSpeculation) String() string {
 func (*AutoSpeculation) ProtoMessage() {}
 
 func (x *AutoSpeculation) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[5]
+	mi := &file_tandem_v1_registry_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -670,7 +787,7 @@ func (x *AutoSpeculation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AutoSpeculation.ProtoReflect.Descriptor instead.
 func (*AutoSpeculation) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{5}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *AutoSpeculation) GetSteps() []*StepTime {
@@ -774,7 +891,7 @@ type StepTime struct {
 
 func (x *StepTime) Reset() {
 	*x = StepTime{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[6]
+	mi := &file_tandem_v1_registry_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -786,7 +903,7 @@ func (x *StepTime) String() string {
 func (*StepTime) ProtoMessage() {}
 
 func (x *StepTime) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[6]
+	mi := &file_tandem_v1_registry_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -799,7 +916,7 @@ func (x *StepTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepTime.ProtoReflect.Descriptor instead.
 func (*StepTime) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{6}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *StepTime) GetRows() int32 {
@@ -825,7 +942,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[7]
+	mi := &file_tandem_v1_registry_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -837,7 +954,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[7]
+	mi := &file_tandem_v1_registry_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -850,7 +967,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{7}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *JoinResponse) GetLease() *Lease {
@@ -876,7 +993,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[8]
+	mi := &file_tandem_v1_registry_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -888,7 +1005,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[8]
+	mi := &file_tandem_v1_registry_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -901,7 +1018,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{8}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Lease) GetLeaseTtlMs() int32 {
@@ -951,7 +1068,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[9]
+	mi := &file_tandem_v1_registry_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -963,7 +1080,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[9]
+	mi := &file_tandem_v1_registry_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -976,7 +1093,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{9}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Peer) GetWorkerId() string {
@@ -1057,7 +1174,7 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"maxContext\x12\"\n" +
 	"\rmax_tree_rows\x18\x03 \x01(\x05R\vmaxTreeRows\x12(\n" +
 	"\x10max_score_tokens\x18\x04 \x01(\x05R\x0emaxScoreTokens\x12\x1b\n" +
-	"\tkv_tokens\x18\x05 \x01(\x03R\bkvTokens\"\x85\x04\n" +
+	"\tkv_tokens\x18\x05 \x01(\x03R\bkvTokens\"\xb6\x04\n" +
 	"\tHeartbeat\x12\x14\n" +
 	"\x05state\x18\x01 \x01(\tR\x05state\x12\x1d\n" +
 	"\n" +
@@ -1073,10 +1190,17 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"\x10engine_sequences\x18\n" +
 	" \x01(\x05R\x0fengineSequences\x12-\n" +
 	"\x12orphaned_sequences\x18\v \x01(\x05R\x11orphanedSequences\x12<\n" +
-	"\vspeculation\x18\f \x01(\v2\x1a.tandem.v1.AutoSpeculationR\vspeculation\x1a;\n" +
+	"\vspeculation\x18\f \x01(\v2\x1a.tandem.v1.AutoSpeculationR\vspeculation\x12/\n" +
+	"\bprefixes\x18\r \x01(\v2\x13.tandem.v1.PrefixesR\bprefixes\x1a;\n" +
 	"\rCountersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xec\x03\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"T\n" +
+	"\bPrefixes\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\x04R\aversion\x12.\n" +
+	"\x06states\x18\x02 \x03(\v2\x16.tandem.v1.PrefixStateR\x06states\"=\n" +
+	"\vPrefixState\x12\x16\n" +
+	"\x06digest\x18\x01 \x01(\x06R\x06digest\x12\x16\n" +
+	"\x06tokens\x18\x02 \x01(\x05R\x06tokens\"\xec\x03\n" +
 	"\x0fAutoSpeculation\x12)\n" +
 	"\x05steps\x18\x01 \x03(\v2\x13.tandem.v1.StepTimeR\x05steps\x12\x19\n" +
 	"\bdraft_ms\x18\x02 \x01(\x01R\adraftMs\x12\x1f\n" +
@@ -1127,45 +1251,49 @@ func file_tandem_v1_registry_proto_rawDescGZIP() []byte {
 	return file_tandem_v1_registry_proto_rawDescData
 }
 
-var file_tandem_v1_registry_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_tandem_v1_registry_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_tandem_v1_registry_proto_goTypes = []any{
 	(*JoinRequest)(nil),     // 0: tandem.v1.JoinRequest
 	(*Registration)(nil),    // 1: tandem.v1.Registration
 	(*ModelInfo)(nil),       // 2: tandem.v1.ModelInfo
 	(*Limits)(nil),          // 3: tandem.v1.Limits
 	(*Heartbeat)(nil),       // 4: tandem.v1.Heartbeat
-	(*AutoSpeculation)(nil), // 5: tandem.v1.AutoSpeculation
-	(*StepTime)(nil),        // 6: tandem.v1.StepTime
-	(*JoinResponse)(nil),    // 7: tandem.v1.JoinResponse
-	(*Lease)(nil),           // 8: tandem.v1.Lease
-	(*Peer)(nil),            // 9: tandem.v1.Peer
-	nil,                     // 10: tandem.v1.Registration.SettingsEntry
-	nil,                     // 11: tandem.v1.Heartbeat.CountersEntry
-	(Role)(0),               // 12: tandem.v1.Role
+	(*Prefixes)(nil),        // 5: tandem.v1.Prefixes
+	(*PrefixState)(nil),     // 6: tandem.v1.PrefixState
+	(*AutoSpeculation)(nil), // 7: tandem.v1.AutoSpeculation
+	(*StepTime)(nil),        // 8: tandem.v1.StepTime
+	(*JoinResponse)(nil),    // 9: tandem.v1.JoinResponse
+	(*Lease)(nil),           // 10: tandem.v1.Lease
+	(*Peer)(nil),            // 11: tandem.v1.Peer
+	nil,                     // 12: tandem.v1.Registration.SettingsEntry
+	nil,                     // 13: tandem.v1.Heartbeat.CountersEntry
+	(Role)(0),               // 14: tandem.v1.Role
 }
 var file_tandem_v1_registry_proto_depIdxs = []int32{
 	1,  // 0: tandem.v1.JoinRequest.registration:type_name -> tandem.v1.Registration
 	4,  // 1: tandem.v1.JoinRequest.heartbeat:type_name -> tandem.v1.Heartbeat
-	12, // 2: tandem.v1.Registration.role:type_name -> tandem.v1.Role
+	14, // 2: tandem.v1.Registration.role:type_name -> tandem.v1.Role
 	2,  // 3: tandem.v1.Registration.model:type_name -> tandem.v1.ModelInfo
 	3,  // 4: tandem.v1.Registration.limits:type_name -> tandem.v1.Limits
-	10, // 5: tandem.v1.Registration.settings:type_name -> tandem.v1.Registration.SettingsEntry
-	11, // 6: tandem.v1.Heartbeat.counters:type_name -> tandem.v1.Heartbeat.CountersEntry
-	5,  // 7: tandem.v1.Heartbeat.speculation:type_name -> tandem.v1.AutoSpeculation
-	6,  // 8: tandem.v1.AutoSpeculation.steps:type_name -> tandem.v1.StepTime
-	6,  // 9: tandem.v1.AutoSpeculation.prompts:type_name -> tandem.v1.StepTime
-	6,  // 10: tandem.v1.AutoSpeculation.prompts_beside:type_name -> tandem.v1.StepTime
-	8,  // 11: tandem.v1.JoinResponse.lease:type_name -> tandem.v1.Lease
-	9,  // 12: tandem.v1.Lease.peers:type_name -> tandem.v1.Peer
-	12, // 13: tandem.v1.Peer.role:type_name -> tandem.v1.Role
-	2,  // 14: tandem.v1.Peer.model:type_name -> tandem.v1.ModelInfo
-	0,  // 15: tandem.v1.RegistryService.Join:input_type -> tandem.v1.JoinRequest
-	7,  // 16: tandem.v1.RegistryService.Join:output_type -> tandem.v1.JoinResponse
-	16, // [16:17] is the sub-list for method output_type
-	15, // [15:16] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	12, // 5: tandem.v1.Registration.settings:type_name -> tandem.v1.Registration.SettingsEntry
+	13, // 6: tandem.v1.Heartbeat.counters:type_name -> tandem.v1.Heartbeat.CountersEntry
+	7,  // 7: tandem.v1.Heartbeat.speculation:type_name -> tandem.v1.AutoSpeculation
+	5,  // 8: tandem.v1.Heartbeat.prefixes:type_name -> tandem.v1.Prefixes
+	6,  // 9: tandem.v1.Prefixes.states:type_name -> tandem.v1.PrefixState
+	8,  // 10: tandem.v1.AutoSpeculation.steps:type_name -> tandem.v1.StepTime
+	8,  // 11: tandem.v1.AutoSpeculation.prompts:type_name -> tandem.v1.StepTime
+	8,  // 12: tandem.v1.AutoSpeculation.prompts_beside:type_name -> tandem.v1.StepTime
+	10, // 13: tandem.v1.JoinResponse.lease:type_name -> tandem.v1.Lease
+	11, // 14: tandem.v1.Lease.peers:type_name -> tandem.v1.Peer
+	14, // 15: tandem.v1.Peer.role:type_name -> tandem.v1.Role
+	2,  // 16: tandem.v1.Peer.model:type_name -> tandem.v1.ModelInfo
+	0,  // 17: tandem.v1.RegistryService.Join:input_type -> tandem.v1.JoinRequest
+	9,  // 18: tandem.v1.RegistryService.Join:output_type -> tandem.v1.JoinResponse
+	18, // [18:19] is the sub-list for method output_type
+	17, // [17:18] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_tandem_v1_registry_proto_init() }
@@ -1184,7 +1312,7 @@ func file_tandem_v1_registry_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_v1_registry_proto_rawDesc), len(file_tandem_v1_registry_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

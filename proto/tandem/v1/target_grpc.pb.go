@@ -34,8 +34,9 @@ type TargetServiceClient interface {
 	// committed tokens with the same sampling give the same continuation. RESOURCE_EXHAUSTED: no slot; UNAVAILABLE:
 	// draining or the engine is restarting.
 	Decode(ctx context.Context, in *DecodeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DecodeResponse], error)
-	// ReadAhead leaves a prompt to be read into the prefix cache while the worker has no request at all. It answers at once; a
-	// request stops the reading, which goes on later. Of many prompts the oldest are given up. It may be repeated.
+	// ReadAhead leaves a prompt to be read into the prefix cache while the worker has no request at all. It answers at
+	// once; a request stops the reading, which goes on later. Of many prompts the oldest are given up. It may be
+	// repeated.
 	ReadAhead(ctx context.Context, in *ReadAheadRequest, opts ...grpc.CallOption) (*ReadAheadResponse, error)
 }
 
@@ -87,8 +88,9 @@ type TargetServiceServer interface {
 	// committed tokens with the same sampling give the same continuation. RESOURCE_EXHAUSTED: no slot; UNAVAILABLE:
 	// draining or the engine is restarting.
 	Decode(*DecodeRequest, grpc.ServerStreamingServer[DecodeResponse]) error
-	// ReadAhead leaves a prompt to be read into the prefix cache while the worker has no request at all. It answers at once; a
-	// request stops the reading, which goes on later. Of many prompts the oldest are given up. It may be repeated.
+	// ReadAhead leaves a prompt to be read into the prefix cache while the worker has no request at all. It answers at
+	// once; a request stops the reading, which goes on later. Of many prompts the oldest are given up. It may be
+	// repeated.
 	ReadAhead(context.Context, *ReadAheadRequest) (*ReadAheadResponse, error)
 	mustEmbedUnimplementedTargetServiceServer()
 }

@@ -43,9 +43,9 @@ func TestReadAhead(t *testing.T) {
 		list := []message{c.message(700), c.message(100)}
 		ask(t, slot, e, greedy(c.prompt(list), 20), -1)
 		// The client sends the answer back in other words.
-		list = append(list, c.message(900), c.message(30))
+		list = append(list, c.message(300), c.message(900), c.message(30))
 		whole := c.prompt(list)
-		known := len(list[0]) + len(list[1]) + len(list[2])
+		known := len(list[0]) + len(list[1]) + len(list[2]) + len(list[3])
 		expected := whole[:known+2] // and a header
 		want := known
 		if rows == 0 {

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/prefixhash"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/worker-target/internal/eviction"
 )
@@ -49,6 +50,7 @@ type Entry struct {
 	demoted  bool   // its pages have left the engine's pool, as far as no sequence held them
 	frees    uint64 // Cache.frees at that time
 	queued   bool   // to be written to disk
+	digest   uint64 // of its tokens, services/prefixhash
 	ahead    int    // tokens that were read ahead for it and that no request has used
 }
 
@@ -79,6 +81,7 @@ type Cache struct {
 	freed   sync.Cond // freeing has fallen, or reading has changed
 	frees   uint64    // sequences that were freed
 	closed  bool
+	version uint64 // rises when an entry comes or goes
 	stats   Stats
 }
 
@@ -114,6 +117,7 @@ func (c *Cache) Use(e engine.Target) {
 	for old := range c.entries {
 		c.waste(old)
 	}
+	c.version++
 	clear(c.roots)
 	clear(c.entries)
 	c.bytes = 0
@@ -278,6 +282,7 @@ func (c *Cache) refused() {
 // put adds the entry of a snapshot that was made and evicts others for it but those that it spares. The caller frees a
 // snapshot that made no entry.
 func (c *Cache) put(e *Entry, tokens []int32, spares func(*Entry) bool) (*Entry, bool) {
+	e.digest = prefixhash.Of(isolationOf(e.space), tokens)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.making--
@@ -297,6 +302,7 @@ func (c *Cache) put(e *Entry, tokens []int32, spares func(*Entry) bool) (*Entry,
 	e.used = e.made
 	e.node, at.entry = at, e
 	c.entries[e] = struct{}{}
+	c.version++
 	c.bytes += c.state + uint64(added)*c.perKV + e.rows.hold()
 	if !c.shrink(0, 0, func(o *Entry) bool { return o == e || spares(o) }) {
 		c.remove(e)
@@ -450,6 +456,7 @@ func (c *Cache) keeps(e *Entry) bool {
 // remove takes an entry out of the tree. The caller holds mu and frees its snapshot.
 func (c *Cache) remove(e *Entry) {
 	c.waste(e)
+	c.version++
 	delete(c.entries, e)
 	e.node.entry = nil
 	c.bytes -= c.state + uint64(e.node.prune())*c.perKV + e.rows.release()

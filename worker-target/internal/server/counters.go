@@ -111,6 +111,7 @@ func (s *Server) Heartbeat(h *tandemv1.Heartbeat) {
 	c := s.counters
 	s.mu.Unlock()
 	p, m := s.deps.Prefixes.Stats(), s.members.Stats()
+	h.Prefixes = s.deps.Prefixes.Report()
 	h.Counters = map[string]float64{
 		"requests": c.requests, "requests_failed": c.failed, "requests_cancelled": c.cancelled,
 		"requests_degraded": c.degraded,

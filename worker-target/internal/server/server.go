@@ -90,8 +90,8 @@ func New(workerID string, slots int, cfg decode.Config, deps Deps) *Server {
 	if deps.Prefixes != nil {
 		cfg.Prefixes, cfg.Readings = deps.Prefixes, inflight.New()
 	}
-	s.slots = newSlots(slots, func() *decode.Slot { return decode.NewSlot(cfg, deps.Model, d) })
 	s.ahead.read, s.aheadSlot = s.readAhead, decode.NewSlot(cfg, deps.Model, d)
+	s.slots = newSlots(slots, func() *decode.Slot { return decode.NewSlot(cfg, deps.Model, d) })
 	return s
 }
 
@@ -125,7 +125,7 @@ func (s *Server) contract(e engine.Target) string {
 
 // space is the namespace of states in the prefix cache.
 func (s *Server) space(e engine.Target, isolation string) string {
-	return s.contract(e) + " " + isolation
+	return prefix.Space(s.contract(e), isolation)
 }
 
 // Drain makes the server refuse new requests.

@@ -70,11 +70,11 @@ type Cache interface {
 	Interval() int
 	Relieve(use engine.Target) bool
 	Freed()
-	Longest(space string, tokens []int32, fits func(length int) bool) int
 	FindAhead(space string, tokens []int32, fits func(length int) bool) *prefix.Entry
 	RestoreAhead(ctx context.Context, e *prefix.Entry, s engine.Sequence) (tokens int, err error)
 	SaveAhead(space string, tokens []int32, s engine.Sequence, f prefix.Features, a prefix.Ahead) (*prefix.Entry, bool)
 	Release(e *prefix.Entry)
+	Longest(space string, tokens []int32, fits func(length int) bool) int
 }
 
 // Reuse is that of one request after another. Its memory is kept between them.
@@ -100,8 +100,8 @@ type Reuse struct {
 	restored, saved int
 	// Tokens between two states of the class Interval, 0 = there are none, and of the last one or the restored state.
 	interval, passed int
-	shared           int // position of a state that may be restored although it is no border, 0 = none
 	ahead            int // tokens that were read ahead for the restored state
+	shared           int // position of a state that may be restored although it is no border, 0 = none
 }
 
 // New returns the reuse of a slot. cache is nil when nothing is kept.
@@ -111,8 +111,7 @@ func New(cache Cache, classes Class) Reuse { return Reuse{cache: cache, classes:
 func (r *Reuse) Start(req Request, e engine.Target, prompt []int32, cuts piece.Cuts) {
 	r.req, r.engine, r.prompt, r.cuts, r.free = req, e, prompt, cuts, e.Info().PromptRows == 0
 	r.rows, r.ring, r.kind, r.newest = nil, nil, nil, nil
-	r.restored, r.saved, r.shared, r.passed = 0, 0, 0, 0
-	r.ahead = 0
+	r.restored, r.saved, r.shared, r.passed, r.ahead = 0, 0, 0, 0, 0
 	r.keep, r.must, r.mark = r.keep[:0], r.must[:0], time.Now()
 	if r.On() {
 		r.plan()

@@ -1,0 +1,235 @@
+package cluster
+
+import (
+	"time"
+
+	"github.com/tandem-inference/tandem/services/prefixhash"
+)
+
+const (
+	// pageTokens is the unit in which the pool notes prompts that it has sent to workers; tailTokens at their end are left
+	// out: templates write another end once an answer follows.
+	pageTokens, tailTokens = 64, 16
+	// believed is how long the pool believes that a worker holds a prompt that it got: until heartbeats must have said so.
+	believed = 30 * time.Second
+	// mostSent and mostSessions bound what is remembered.
+	mostSent, mostSessions = 1024, 4096
+	// Costs that differ by less do not decide: a share of the smaller one, or a time.
+	alikeShare, alikeTime = 0.05, 2 * time.Millisecond
+	// defaultToken and defaultRequest are the times of a prompt token and of an answer where none was measured.
+	defaultToken, defaultRequest = time.Millisecond, time.Second
+)
+
+// Routed counts how requests found their workers.
+type Routed struct {
+	Prefix  uint64 // the worker was believed to hold a begin of the prompt
+	Session uint64 // nobody was, the session was there before
+	Load    uint64
+	// Expected are prompt tokens that workers were believed to hold, Hit those of them that they had.
+	Expected, Hit uint64
+}
+
+// routes is what the pool knows beside heartbeats; guarded by Pool.mu.
+type routes struct {
+	stats    Routed
+	sent     []sent // oldest first
+	sessions map[string]string
+}
+
+// sent is a prompt that a worker got.
+type sent struct {
+	digest uint64
+	tokens int
+	worker string
+	at     time.Time
+}
+
+// known is what is known of a demand's prompt.
+type known struct {
+	held   map[string]int // tokens by worker
+	digest uint64         // of the first tokens
+	tokens int
+}
+
+// pace is how fast a worker reads and answers, by its own counters.
+type pace struct {
+	prompt, prefill, requests, decode float64 // counters at the last look
+	token, request                    time.Duration
+}
+
+// observe looks at the counters of a heartbeat.
+func (s *pace) observe(counters map[string]float64) {
+	prompt, prefill := counters["prompt_tokens"], counters["prefill_seconds"]
+	requests, decode := counters["requests"], counters["decode_seconds"]
+	// Few tokens say little about one: a step costs something whatever its rows.
+	if n, took := prompt-s.prompt, prefill-s.prefill; n >= 2*pageTokens && took > 0 {
+		s.token = mean(s.token, took/n)
+		s.prompt, s.prefill = prompt, prefill
+	}
+	if n, took := requests-s.requests, decode-s.decode; n >= 1 && took > 0 {
+		s.request = mean(s.request, took/n)
+		s.requests, s.decode = requests, decode
+	}
+}
+
+// mean moves a mean towards a new value in seconds.
+func mean(old time.Duration, seconds float64) time.Duration {
+	d := time.Duration(seconds * float64(time.Second))
+	if old == 0 {
+		return d
+	}
+	return (7*old + 3*d) / 10
+}
+
+// digests are those of a demand's prompt, nil where it does not decide.
+func (p *Pool) digests(d *Demand) []uint64 {
+	if !p.cfg.ByPrefix || len(d.Prompt) == 0 || d.Takeover {
+		return nil
+	}
+	return prefixhash.All(d.Isolation, d.Prompt)
+}
+
+// know finds out who holds a begin of the prompt. At least its last token is read. The caller holds mu.
+func (p *Pool) know(d *Demand, digests []uint64, now time.Time) {
+	if digests == nil {
+		return
+	}
+	d.known.held = map[string]int{}
+	note := func(worker string, tokens int, digest uint64) {
+		if tokens > d.known.held[worker] && tokens < len(d.Prompt) && digests[tokens] == digest {
+			d.known.held[worker] = tokens
+		}
+	}
+	for id, w := range p.workers {
+		for _, s := range w.info.Heartbeat.GetPrefixes().GetStates() {
+			note(id, int(s.GetTokens()), s.GetDigest())
+		}
+	}
+	for _, s := range p.routes.sent {
+		if now.Sub(s.at) < believed {
+			note(s.worker, s.tokens, s.digest)
+		}
+	}
+	if n := (len(d.Prompt) - tailTokens) / pageTokens * pageTokens; n > 0 {
+		d.known.tokens, d.known.digest = n, digests[n]
+	}
+}
+
+// cost is how long it takes until a worker has read the rest of the prompt, and what its other requests add to that.
+func (p *Pool) cost(d *Demand, w *worker) time.Duration {
+	token, request := p.paceOf(w)
+	unread := w.backlog + len(d.Prompt) - d.known.held[w.info.ID]
+	return time.Duration(unread)*token + request*time.Duration(w.used())/time.Duration(w.slots)
+}
+
+// paceOf is the time of a prompt token and of an answer of a worker; of one that was not measured, the shortest of the
+// others, so that it is tried.
+func (p *Pool) paceOf(w *worker) (token, request time.Duration) {
+	token, request = w.pace.token, w.pace.request
+	if token == 0 {
+		token = shortest(p.workers, func(o *worker) time.Duration { return o.pace.token }, defaultToken)
+	}
+	if request == 0 {
+		request = shortest(p.workers, func(o *worker) time.Duration { return o.pace.request }, defaultRequest)
+	}
+	return token, request
+}
+
+// shortest is the shortest time that was measured of any worker, else byDefault.
+func shortest(workers map[string]*worker, of func(*worker) time.Duration, byDefault time.Duration) (d time.Duration) {
+	for _, w := range workers {
+		if t := of(w); t > 0 && (d == 0 || t < d) {
+			d = t
+		}
+	}
+	if d == 0 {
+		return byDefault
+	}
+	return d
+}
+
+// compare is negative when a is the better worker for d by what is left to read and to wait for, then by session; 0 =
+// the load decides. The caller holds mu.
+func (p *Pool) compare(d *Demand, a, b *worker) int {
+	if d.known.held == nil {
+		return 0
+	}
+	x, y := p.cost(d, a), p.cost(d, b)
+	least := min(x, y)
+	if diff := max(x, y) - least; diff > alikeTime && float64(diff) > alikeShare*float64(least) {
+		if x < y {
+			return -1
+		}
+		return 1
+	}
+	switch p.routes.sessions[d.Session] {
+	case a.info.ID:
+		return -1
+	case b.info.ID:
+		return 1
+	}
+	return 0
+}
+
+// routed notes where a request went. The caller holds mu.
+func (p *Pool) routed(l *Slot, d *Demand, now time.Time) {
+	k, r := &d.known, &p.routes
+	if k.held == nil {
+		return
+	}
+	switch {
+	case k.held[l.Worker] > 0:
+		r.stats.Prefix++
+	case d.Session != "" && r.sessions[d.Session] == l.Worker:
+		r.stats.Session++
+	default:
+		r.stats.Load++
+	}
+	l.hoped = k.held[l.Worker]
+	l.unread = len(d.Prompt) - l.hoped
+	l.w.backlog += l.unread
+	if k.tokens > 0 {
+		if len(r.sent) >= mostSent {
+			r.sent = append(r.sent[:0], r.sent[1:]...)
+		}
+		r.sent = append(r.sent, sent{digest: k.digest, tokens: k.tokens, worker: l.Worker, at: now})
+	}
+	if d.Session != "" {
+		r.remember(d.Session, l.Worker)
+	}
+}
+
+// remember notes where a session is. Of too many any one goes: it finds another worker, once.
+func (r *routes) remember(session, worker string) {
+	if r.sessions == nil {
+		r.sessions = map[string]string{}
+	}
+	if _, ok := r.sessions[session]; !ok && len(r.sessions) >= mostSessions {
+		for old := range r.sessions {
+			delete(r.sessions, old)
+			break
+		}
+	}
+	r.sessions[session] = worker
+}
+
+// Read notes that the worker has read the prompt, of which it held so many tokens.
+func (l *Slot) Read(cached int) {
+	p := l.pool
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if l.unread == 0 {
+		return
+	}
+	l.w.backlog -= l.unread
+	l.unread = 0
+	p.routes.stats.Expected += uint64(l.hoped)
+	p.routes.stats.Hit += uint64(max(0, min(cached, l.hoped)))
+}
+
+// Routed returns the counters.
+func (p *Pool) Routed() Routed {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.routes.stats
+}

@@ -1,0 +1,174 @@
+package cluster
+
+import (
+	"testing"
+	"time"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/prefixhash"
+	"github.com/tandem-inference/tandem/services/racetest"
+	"github.com/tandem-inference/tandem/services/registry"
+)
+
+// text is a prompt of n tokens that begins like all of its seed.
+func text(seed int32, n int) []int32 {
+	list := make([]int32, n)
+	for i := range list {
+		list[i] = seed*1000 + int32(i)%97
+	}
+	return list
+}
+
+// holding is a worker that says that it holds states of so many tokens of a prompt.
+func holding(id, isolation string, prompt []int32, lengths ...int) registry.Worker {
+	w := info(id, 4, 100_000, registry.StateReady)
+	w.Heartbeat = &tandemv1.Heartbeat{Prefixes: &tandemv1.Prefixes{Version: 1}}
+	for _, n := range lengths {
+		w.Heartbeat.Prefixes.States = append(w.Heartbeat.Prefixes.States,
+			&tandemv1.PrefixState{Digest: prefixhash.Of(isolation, prompt[:n]), Tokens: int32(n)})
+	}
+	return w
+}
+
+// went submits a demand and returns the slot that it got.
+func went(t *testing.T, p *Pool, d Demand) *Slot {
+	t.Helper()
+	d.Tokens = len(d.Prompt) + 10
+	slots := granted(submit(t, p, d))
+	if len(slots) != 1 {
+		t.Fatalf("%d slots", len(slots))
+	}
+	return slots[0]
+}
+
+// TestRouteByPrefix: a request goes to the worker that holds most of its prompt, unless what it would wait for there
+// takes longer than reading it elsewhere.
+func TestRouteByPrefix(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
+		prompt := text(1, 5000)
+		start := func(by bool) *Pool {
+			return pool(t, PoolConfig{MaxQueue: 9, ByPrefix: by}, info("a", 4, 100_000, registry.StateReady),
+				holding("b", "key", prompt, 512, 2048), holding("c", "key", prompt, 512, 4608))
+		}
+		p := start(true)
+		d := Demand{Prompt: prompt, Isolation: "key"}
+		for _, v := range []struct {
+			what string
+			d    Demand
+			want string
+		}{
+			{"the longest begin", d, "c"},
+			{"a shorter prompt", Demand{Prompt: prompt[:4608], Isolation: "key"}, "b"}, // one token is left to be read
+			{"another end", Demand{Prompt: append(prompt[:3000:3000], 7), Isolation: "key"}, "b"},
+			{"another begin", Demand{Prompt: append([]int32{7}, prompt...), Isolation: "key"}, "a"},
+			{"another isolation", Demand{Prompt: prompt, Isolation: "other"}, "a"},
+			{"not the one to avoid", Demand{Prompt: prompt, Isolation: "key", Avoid: map[string]bool{"c": true}}, "b"},
+		} {
+			p := start(true)
+			l := went(t, p, v.d)
+			if l.Worker != v.want {
+				t.Errorf("%s: went to %s, want %s", v.what, l.Worker, v.want)
+			}
+			l.Release()
+			if p = start(false); went(t, p, v.d).Worker != "a" {
+				t.Errorf("%s: the load does not decide", v.what)
+			}
+		}
+		// 4608 tokens at 1 ms are worth more than three of four slots of answers of 1 s.
+		for i := range 3 {
+			if l := went(t, p, d); l.Worker != "c" {
+				t.Fatalf("request %d went to %s", i, l.Worker)
+			} else {
+				l.Read(4000)
+			}
+		}
+		if s := p.Routed(); s != (Routed{Prefix: 3, Expected: 4608 + 2*4928, Hit: 3 * 4000}) {
+			t.Errorf("%+v", s)
+		}
+		// 512 tokens more are not worth them.
+		short := Demand{Prompt: prompt[:600], Isolation: "key"}
+		if l := went(t, p, short); l.Worker != "b" {
+			t.Errorf("a short prompt went to %s", l.Worker)
+		}
+	})
+}
+
+// TestRouteByBacklog: what others still have read there counts, until it is read or given up.
+func TestRouteByBacklog(t *testing.T) {
+	prompt := text(1, 5000)
+	p := pool(t, PoolConfig{MaxQueue: 9, ByPrefix: true}, info("a", 4, 100_000, registry.StateReady),
+		holding("b", "", prompt, 1024))
+	other := went(t, p, Demand{Prompt: text(2, 9000), Avoid: map[string]bool{"a": true}})
+	if l := went(t, p, Demand{Prompt: prompt}); l.Worker != "a" {
+		t.Errorf("it waits behind 9000 tokens at %s", l.Worker)
+	} else {
+		l.Release()
+	}
+	other.Read(0)
+	l := went(t, p, Demand{Prompt: text(3, 5000), Session: "s"})
+	if l.Worker != "a" {
+		t.Errorf("a prompt that nobody holds went to %s, where a slot is busy", l.Worker)
+	}
+	l.Release()
+	other.Release()
+	for id, w := range p.workers {
+		if w.backlog != 0 {
+			t.Errorf("%s has a backlog of %d tokens", id, w.backlog)
+		}
+	}
+}
+
+// TestRouteWhatWasSent: before heartbeats say so the pool believes that a worker holds what it got, for a while; and a
+// session stays where it was when nothing else decides.
+func TestRouteWhatWasSent(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
+		p := pool(t, PoolConfig{MaxQueue: 9, ByPrefix: true}, info("a", 4, 100_000, registry.StateReady),
+			info("b", 4, 100_000, registry.StateReady))
+		prompt := text(1, 2000)
+		first := went(t, p, Demand{Prompt: prompt, Avoid: map[string]bool{"a": true}, Session: "s"})
+		first.Read(0)
+		first.Release()
+		next := append(prompt[:1990:1990], text(5, 300)...) // the template's end is another one
+		l := went(t, p, Demand{Prompt: next})
+		if l.Worker != "b" || l.hoped != 1984 {
+			t.Errorf("went to %s, which is believed to hold %d", l.Worker, l.hoped)
+		}
+		l.Release()
+		time.Sleep(believed)
+		if l := went(t, p, Demand{Prompt: next}); l.Worker != "a" {
+			t.Errorf("after %v it went to %s", believed, l.Worker)
+		} else {
+			l.Release()
+		}
+		if l := went(t, p, Demand{Prompt: text(9, 2000), Session: "s"}); l.Worker != "b" {
+			t.Errorf("the session went to %s", l.Worker)
+		}
+		if s := p.Routed(); s.Prefix != 1 || s.Session != 1 || s.Load != 2 {
+			t.Errorf("%+v", s)
+		}
+		for i := range mostSessions + 10 {
+			p.routes.remember(string(rune(i)), "a")
+		}
+		if n := len(p.routes.sessions); n > mostSessions {
+			t.Errorf("%d sessions are remembered", n)
+		}
+	})
+}
+
+// TestPace: the time of a token is that of the tokens that were read since.
+func TestPace(t *testing.T) {
+	var s pace
+	s.observe(map[string]float64{"prompt_tokens": 1000, "prefill_seconds": 2, "requests": 4, "decode_seconds": 8})
+	if s.token != 2*time.Millisecond || s.request != 2*time.Second {
+		t.Errorf("%+v", s)
+	}
+	s.observe(map[string]float64{"prompt_tokens": 1010, "prefill_seconds": 9}) // too few
+	s.observe(nil)
+	if s.token != 2*time.Millisecond {
+		t.Errorf("%+v", s)
+	}
+	s.observe(map[string]float64{"prompt_tokens": 2000, "prefill_seconds": 12})
+	if s.token != (7*2*time.Millisecond+3*10*time.Millisecond)/10 {
+		t.Errorf("%+v", s)
+	}
+}
