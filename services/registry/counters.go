@@ -45,11 +45,12 @@ var Counters = map[string]string{
 	"read_ahead_wasted_tokens": "Tokens that were read ahead for states which were given up before a request asked for them.",
 	"read_ahead_stops":         "Readings ahead that a request stopped.",
 
-	"preemptions":                 "Times that a request gave up its memory because the engine had none left.",
-	"resumed_from_memory":         "Requests that gave up their memory and went on from a state in host memory.",
-	"resumed_by_reading":          "Requests that gave up their memory and went on after reading their text again.",
-	"slow_readers":                "Times that a request gave up its memory and its slot because its client did not read.",
-	"tokens_read_again":           "Tokens of prompts and answers that requests read again after they gave up their memory.",
+	"preemptions":         "Times that a request gave up its memory because the engine had none left.",
+	"resumed_from_memory": "Requests that gave up their memory and went on from a state in host memory.",
+	"resumed_by_reading":  "Requests that gave up their memory and went on after reading their text again.",
+	"slow_readers":        "Times that a request gave up its memory and its slot because its client did not read.",
+	"tokens_read_again":   "Tokens of prompts and answers that requests read again after they gave up their memory.",
+
 	"prefix_cache_disk_lookups":   "Prompts for which a state on disk was looked for.",
 	"prefix_cache_disk_hits":      "Prompts for which a state was read from disk.",
 	"prefix_cache_disk_tokens":    "Prompt tokens of states that were read from disk.",
