@@ -27,7 +27,7 @@ func TestStalledClient(t *testing.T) {
 	const text = "one two three four five six seven eight"
 	r := start(t, generate.Config{})
 	// The fake worker ends its stream, and so gives up its slot, as soon as it has sent its text.
-	r.Target(gatewaytest.WorkerOptions{ID: "a", Lanes: 1, Decode: say(r, text, 3)})
+	r.Target(gatewaytest.WorkerOptions{ID: "a", Slots: 1, Decode: say(r, text, 3)})
 	slow := &stuck{read: make(chan struct{})}
 	slow.texts = make([]strings.Builder, 1)
 	ended := make(chan error, 1)

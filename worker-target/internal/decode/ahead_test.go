@@ -67,7 +67,8 @@ func TestReadAhead(t *testing.T) {
 			}
 		}
 		after := cache.Stats()
-		if want := (prefix.AheadStats{Hits: 1, Used: uint64(want - had)}); before.Ahead != (prefix.AheadStats{}) || after.Ahead != want {
+		if want := (prefix.AheadStats{Hits: 1, Used: uint64(want - had)}); before.Ahead != (prefix.AheadStats{}) ||
+			after.Ahead != want {
 			t.Errorf("%d prompt rows: %+v before and %+v after the hit", rows, before.Ahead, after.Ahead)
 		}
 		if before.Hits != 0 || before.Lookups != 1 {
@@ -103,7 +104,8 @@ func TestReadAheadStops(t *testing.T) {
 	}
 }
 
-// TestReadAheadFeedsTheDraft: the first round after a hit of what was read ahead drafts from the features of a cold run.
+// TestReadAheadFeedsTheDraft: the first round after a hit of what was read ahead drafts from the features of a cold
+// run.
 func TestReadAheadFeedsTheDraft(t *testing.T) {
 	e := newWatched(t, 0)
 	width := 2 * e.Info().FeatureRaw
@@ -136,7 +138,8 @@ func TestReadAheadWithoutRoom(t *testing.T) {
 	ask(t, slot, e, greedy(c.prompt([]message{c.message(700), c.message(600)}), 1), -1)
 	before := cache.Stats()
 	e.most = 1
-	if n, err := slot.ReadAhead(t.Context(), e, &Request{Prompt: c.words(1200), Reuse: reuse.Request{Ahead: time.Now()}}); n != 0 || err == nil {
+	if n, err := slot.ReadAhead(t.Context(), e, &Request{Prompt: c.words(1200),
+		Reuse: reuse.Request{Ahead: time.Now()}}); n != 0 || err == nil {
 		t.Errorf("%d tokens are read, error %v", n, err)
 	}
 	if s := cache.Stats(); s.Entries != before.Entries || len(e.demoted) != 0 {

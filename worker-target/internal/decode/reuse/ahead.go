@@ -38,8 +38,8 @@ func (r *Reuse) RestoreAhead(ctx context.Context, s engine.Sequence) (length int
 	return length, nil
 }
 
-// ReadAhead saves the state of a sequence that holds the prompt's first length tokens, read ahead. What leads to Goal is
-// kept until a later one is there, for the case that a request stops the reading.
+// ReadAhead saves the state of a sequence that holds the prompt's first length tokens, read ahead. What leads to Goal
+// is kept until a later one is there, for the case that a request stops the reading.
 func (r *Reuse) ReadAhead(s engine.Sequence, length int) {
 	if length == r.Goal() {
 		r.cache.Persist(r.save(s, r.prompt[:length], true), length-r.restored)
