@@ -1,5 +1,5 @@
 // Command sessions measures what the prefix cache saves: the second turn of a long conversation, also after a restart
-// from states on disk, and the prompts of an agent whose history grows from turn to turn.
+// from states on disk and with what was read ahead, and the prompts of an agent whose history grows from turn to turn.
 //
 //	go run ./bench/sessions [-rounds 3] [-turns 16] [-out build/sessions.json]
 package main
@@ -28,6 +28,7 @@ import (
 const (
 	mostShare = 0.05 // of the second turn's first token in the time of a cold one
 	mostDisk  = 0.12 // the same after a restart
+	mostAhead = 0.03 // the same after a pause in which the conversation was read ahead
 	mostRead  = 1.1  // prompt tokens read for a new one
 )
 
@@ -51,7 +52,12 @@ type results struct {
 	// Restarted are second turns that a restarted cluster serves from disk.
 	Restarted      []second `json:"second_turn_after_restart"`
 	RestartedShare float64  `json:"second_turn_after_restart_share"`
-	Agent          agent    `json:"agent"`
+	// Paused are second turns after a pause, with and without reading ahead.
+	Ahead       []second `json:"second_turn_read_ahead"`
+	AheadShare  float64  `json:"second_turn_read_ahead_share"`
+	Paused      []second `json:"second_turn_not_read_ahead"`
+	PausedShare float64  `json:"second_turn_not_read_ahead_share"`
+	Agent       agent    `json:"agent"`
 }
 
 // second is the second turn of a conversation, beside the first, which is cold.
@@ -80,7 +86,7 @@ type agent struct {
 func run(ctx context.Context, rounds, turns int, out string) error {
 	startCtx, stop := context.WithTimeout(ctx, time.Minute)
 	defer stop()
-	cl, err := cluster.Start(startCtx, cluster.Options{Args: []string{"--demo"}})
+	cl, err := cluster.Start(startCtx, cluster.Options{Args: []string{"--demo", "--read-ahead", "off"}})
 	if err != nil {
 		return err
 	}
@@ -94,6 +100,14 @@ func run(ctx context.Context, rounds, turns int, out string) error {
 	}
 	if r.Restarted, r.RestartedShare, err = turnsOf("The second turn after a restart, from disk", rounds,
 		func() (second, error) { return restarted(ctx) }); err != nil {
+		return err
+	}
+	if r.Ahead, r.AheadShare, err = turnsOf("The second turn after a pause, read ahead", rounds,
+		func() (second, error) { return paused(ctx, "on") }); err != nil {
+		return err
+	}
+	if r.Paused, r.PausedShare, err = turnsOf("The second turn after a pause, not read ahead", rounds,
+		func() (second, error) { return paused(ctx, "off") }); err != nil {
 		return err
 	}
 	if r.Agent, err = trace(ctx, c, turns); err != nil {
@@ -121,6 +135,9 @@ func run(ctx context.Context, rounds, turns int, out string) error {
 	case r.RestartedShare > mostDisk:
 		return fmt.Errorf("after a restart the second turn's first token takes %.1f %% of a cold one, at most %.0f %% are the aim",
 			100*r.RestartedShare, 100*mostDisk)
+	case r.AheadShare > mostAhead:
+		return fmt.Errorf("read ahead, the second turn's first token takes %.1f %% of a cold one, at most %.0f %% are the aim",
+			100*r.AheadShare, 100*mostAhead)
 	case a.Ratio > mostRead:
 		return fmt.Errorf("the agent's target reads %.2f tokens for a new one, at most %.1f are the aim", a.Ratio, mostRead)
 	}
@@ -196,7 +213,41 @@ func restarted(ctx context.Context) (s second, err error) {
 		return client.New(cl.HTTP), nil
 	}
 	defer func() { cl.Close() }()
-	return secondTurnAt(ctx, client.New(cl.HTTP), again)
+	return secondTurnAt(ctx, client.New(cl.HTTP), 17, again)
+}
+
+// paused is a second turn after a long answer, at a cluster with --read-ahead of this value, 2.5 s after it has read
+// what it reads ahead.
+func paused(ctx context.Context, ahead string) (s second, err error) {
+	startCtx, stop := context.WithTimeout(ctx, time.Minute)
+	defer stop()
+	cl, err := cluster.Start(startCtx, cluster.Options{Args: []string{"--demo", "--read-ahead", ahead}})
+	if err != nil {
+		return s, err
+	}
+	defer cl.Close()
+	c := client.New(cl.HTTP)
+	return secondTurnAt(ctx, c, 400, func() (*client.Client, error) {
+		read, same := -1.0, 0
+		for range 300 { // heartbeats say it every second
+			workers, err := c.Workers(ctx)
+			if err != nil {
+				return nil, err
+			}
+			now := 0.0
+			for _, w := range workers {
+				now += w.Counters["read_ahead_tokens"]
+			}
+			if same++; now != read {
+				read, same = now, 0
+			}
+			if same >= 25 && (read > 0 || ahead == "off") {
+				return c, nil
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		return nil, fmt.Errorf("%.0f tokens were read ahead in 30 s", read)
+	})
 }
 
 // uncache drops the files of a folder from the page cache; they are synced.
@@ -215,17 +266,20 @@ func uncache(dir string) error {
 }
 
 func secondTurn(ctx context.Context, c *client.Client) (s second, err error) {
-	return secondTurnAt(ctx, c, func() (*client.Client, error) { return c, nil })
+	return secondTurnAt(ctx, c, 17, func() (*client.Client, error) { return c, nil })
 }
 
-// secondTurnAt asks for the first turn of a conversation, then for the second one where again says.
-func secondTurnAt(ctx context.Context, c *client.Client, again func() (*client.Client, error)) (s second, err error) {
+// secondTurnAt asks for the first turn of a conversation, with an answer of so many tokens at most, then for the second
+// one where again says.
+func secondTurnAt(
+	ctx context.Context, c *client.Client, most int, again func() (*client.Client, error),
+) (s second, err error) {
 	list := []client.Message{{Role: "system", Content: words(1000)}}
 	for i := range 14 {
 		list = append(list, client.Message{Role: []string{"user", "assistant"}[i%2], Content: words(500)})
 	}
 	list = append(list, client.Message{Role: "user", Content: "What is a goroutine?"})
-	cold, err := ask(ctx, c, list, 17, nil)
+	cold, err := ask(ctx, c, list, most, nil)
 	if err != nil {
 		return s, err
 	}

@@ -301,6 +301,7 @@ type Worker struct {
 	Lanes                                            int
 	LanesBusy                                        int `json:"lanes_busy"`
 	Speculation                                      *Estimates
+	Counters                                         map[string]float64
 }
 
 // Estimates are what a target has measured of its steps, in milliseconds by rows.
