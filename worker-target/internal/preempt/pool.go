@@ -57,6 +57,7 @@ type Member struct {
 	// demote moves the pages that only the member's snapshot holds to host memory; nil = it has none.
 	demote  func(context.Context)
 	demoted uint64 // Pool.given when demote ran last
+	seen    uint64 // Pool.given when the member began to try what may be refused
 }
 
 // Join adds a request that arrives now.
@@ -112,7 +113,7 @@ func (m *Member) Enter(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if best := p.best(); best == nil || m.before(best) {
-		m.state = running
+		m.state, m.seen = running, p.given
 		return nil
 	}
 	m.state = parked
@@ -152,12 +153,17 @@ func (m *Member) Want(ctx context.Context) (Verdict, error) {
 	p := m.pool
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.others(m) {
+	// Memory that was given up before this is there for the next try.
+	defer func() { m.seen = p.given }()
+	if !p.others(m) && m.seen == p.given {
 		return Alone, nil
 	}
 	if m.state == trying || m.asked.Load() {
 		p.retreat(m)
 		return Park, nil
+	}
+	if !p.others(m) { // who refused it memory is gone since
+		return Retry, nil
 	}
 	p.room = false
 	victim := m
@@ -207,8 +213,9 @@ func (p *Pool) retreat(m *Member) {
 	if m.state != trying {
 		return
 	}
+	given := m.seen != p.given // since the refusal, or just before it
 	p.vacate(m, parked)
-	p.room = false
+	p.room = given
 }
 
 // asksNoMore ends the wait of an asker. Who was asked in vain goes on. The caller holds mu.
@@ -273,7 +280,7 @@ func (m *Member) await(ctx context.Context) error {
 	p := m.pool
 	for {
 		if p.trying == nil && p.askers == 0 && p.best() == m && (p.room || !p.others(m)) {
-			m.state, p.trying = trying, m
+			m.state, m.seen, p.trying = trying, p.given, m
 			return nil
 		}
 		if err := p.wait(ctx); err != nil {

@@ -84,6 +84,9 @@ func TestVictims(t *testing.T) {
 			t.Errorf("the lowest that runs is told %d", v)
 		}
 		old.Park(nil)
+		if v := <-want(t, high); v != Retry {
+			t.Errorf("who is refused as others give up their memory is told %d", v)
+		}
 		if v := <-want(t, high); v != Alone {
 			t.Errorf("the last that runs is told %d", v)
 		}
@@ -93,6 +96,44 @@ func TestVictims(t *testing.T) {
 		for _, m := range []*Member{high, old, young, low} {
 			m.Leave()
 		}
+	})
+}
+
+// TestGivenMeanwhile: memory that is given up between a refusal and the question about it is not lost, whether the
+// refused one runs or comes back.
+func TestGivenMeanwhile(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
+		p := New()
+		a, b := enter(t, p, 0), enter(t, p, 0)
+		b.Leave() // a was refused just before
+		if v := <-want(t, a); v != Retry {
+			t.Errorf("a running member is told %d", v)
+		}
+		c, d := enter(t, p, 0), enter(t, p, 0)
+		a.Park(nil)
+		waits := back(t, a)
+		d.Leave()
+		if !is(waits) {
+			t.Fatal("there is memory to try")
+		}
+		c.Leave() // a was refused just before
+		if v := <-want(t, a); v != Park {
+			t.Errorf("a member that comes back is told %d", v)
+		}
+		if !is(back(t, a)) {
+			t.Fatal("nobody is before it")
+		}
+		if v := <-want(t, a); v != Alone {
+			t.Errorf("a member that was refused alone is told %d", v)
+		}
+		// One that goes on beside it need not end before the other tries what a third has given.
+		e, f := enter(t, p, 0), enter(t, p, 0)
+		f.Leave() // a was refused just before
+		if v := <-want(t, a); v != Park || !is(back(t, a)) {
+			t.Errorf("told %d, it waits for one that runs", v)
+		}
+		e.Leave()
+		a.Leave()
 	})
 }
 
