@@ -6,7 +6,6 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/speculate"
-	"github.com/tandem-inference/tandem/worker-target/internal/piece"
 )
 
 // ReadAhead reads a prompt into the prefix cache, as far as another prompt that begins so can use it, and returns how
@@ -69,24 +68,18 @@ func (nobody) Fed() {}
 
 // stepAhead runs one step of a prompt that is read ahead, from position at on.
 func (s *Slot) stepAhead(ctx context.Context, at, goal int) (n int, err error) {
-	first, end := s.cuts.Next(at, len(s.req.Prompt))
-	tokens := s.req.Prompt[at:min(at+piece.Step(s.info.MaxBatchRows, s.prefillChunk), end, goal)]
-	s.seq.Begin(s.kind(end-first), s.features.Encoding(), 0)
-	s.features.BeginKnown()
-	for i, token := range tokens {
-		s.seq.Add(engine.Row{
-			Token: token, Position: int32(at + i), Parent: int32(i - 1), Mask: -1, Want: s.features.WantKnown(at + i),
-		})
+	end, kind := s.nextStep(at, goal)
+	n, err = s.addKnown(kind, s.req.Prompt[at:end], func(int, *engine.Row) (bool, error) { return false, nil })
+	if err != nil {
+		return 0, err
 	}
 	s.seq.SetMasks(nil, 0)
 	if err := s.seq.Run(ctx, true); err != nil {
 		return 0, err
 	}
-	features := s.seq.Result().Features()
-	if err := s.features.Check(features); err != nil {
+	if err := s.features.Check(s.seq.Result().Features()); err != nil {
 		return 0, err
 	}
-	s.features.Take(features, nil)
-	s.seq.Advance(len(tokens))
-	return len(tokens), nil
+	s.takeKnown(n)
+	return n, nil
 }

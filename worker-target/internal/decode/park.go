@@ -243,7 +243,6 @@ func (s *Slot) readAgain(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	rows := piece.Step(s.info.MaxBatchRows, s.prefillChunk)
 	for at < length {
 		if s.member.Asked() {
 			return rpcerr.ResourceExhausted("a request of a better rank needs the memory")
@@ -251,9 +250,9 @@ func (s *Slot) readAgain(ctx context.Context) error {
 		var tokens []int32
 		kind := engine.KindDecode
 		if at < len(prompt) {
-			first, end := s.cuts.Next(at, len(prompt))
-			kind = s.kind(end - first)
-			tokens = prompt[at:min(at+rows, end, length)]
+			var end int
+			end, kind = s.nextStep(at, min(length, len(prompt)))
+			tokens = prompt[at:end]
 		} else {
 			answer := s.answer[at-len(prompt) : length-len(prompt)]
 			tokens = answer[:min(len(answer), s.info.MaxTreeRows, s.info.MaxBatchRows)]

@@ -15,12 +15,10 @@ import (
 func (s *Slot) prefill(ctx context.Context) error {
 	start := time.Now()
 	prompt := s.req.Prompt
-	rows := piece.Step(s.info.MaxBatchRows, s.prefillChunk)
 	var scores []*tandemv1.PositionLogprobs
 	for at := s.seq.Length(); at < len(prompt); at = s.seq.Length() {
-		first, end := s.cuts.Next(at, len(prompt))
-		tokens := prompt[at:s.reading.Stop(at, min(at+rows, end))]
-		n, err := s.runKnown(ctx, s.kind(end-first), tokens, func(i int, row *engine.Row) (bool, error) {
+		end, kind := s.nextStep(at, len(prompt))
+		n, err := s.runKnown(ctx, kind, prompt[at:s.reading.Stop(at, end)], func(i int, row *engine.Row) (bool, error) {
 			switch p := at + i; {
 			case p+1 == len(prompt) && s.req.Max > 0:
 				return false, s.chooseNext(row, 0)
@@ -68,6 +66,12 @@ func (s *Slot) kind(n int) engine.GroupKind {
 	return engine.KindDecode
 }
 
+// nextStep is where a step of the prompt ends that begins at a position, at most at a limit, and its contract.
+func (s *Slot) nextStep(at, limit int) (end int, kind engine.GroupKind) {
+	first, end := s.cuts.Next(at, len(s.req.Prompt))
+	return min(at+piece.Step(s.info.MaxBatchRows, s.prefillChunk), end, limit), s.kind(end - first)
+}
+
 // replay runs tokens that another worker generated under the contract of decoding.
 func (s *Slot) replay(ctx context.Context) error {
 	start := time.Now()
@@ -95,31 +99,45 @@ func (s *Slot) replay(ctx context.Context) error {
 func (s *Slot) runKnown(
 	ctx context.Context, kind engine.GroupKind, tokens []int32, prepare func(i int, row *engine.Row) (end bool, err error),
 ) (int, error) {
+	s.constraint.Begin()
+	n, err := s.addKnown(kind, tokens, prepare)
+	if err != nil {
+		return 0, err
+	}
+	s.text.Read(tokens[:n])
+	if err := s.runStep(ctx, true); err != nil {
+		return 0, err
+	}
+	if token, ok := s.seq.Result().Last(); ok {
+		s.constraint.SetChosen(token)
+	}
+	s.takeKnown(n)
+	s.stats.PrefillTokens += n
+	return n, nil
+}
+
+// addKnown puts a step of known tokens together, see runKnown.
+func (s *Slot) addKnown(
+	kind engine.GroupKind, tokens []int32, prepare func(i int, row *engine.Row) (end bool, err error),
+) (n int, err error) {
 	s.seq.Begin(kind, s.features.Encoding(), 0)
 	s.features.BeginKnown()
-	s.constraint.Begin()
-	n := 0
 	for end := false; n < len(tokens) && !end; n++ {
 		p := s.seq.Length() + n
 		row := engine.Row{Token: tokens[n], Position: int32(p), Parent: int32(n - 1), Mask: -1}
-		var err error
 		if end, err = prepare(n, &row); err != nil {
 			return 0, err
 		}
 		row.Want |= s.features.WantKnown(p)
 		s.seq.Add(row)
 	}
-	s.text.Read(tokens[:n])
-	if err := s.runStep(ctx, true); err != nil {
-		return 0, err
-	}
-	s.features.Take(s.seq.Result().Features(), nil)
-	if token, ok := s.seq.Result().Last(); ok {
-		s.constraint.SetChosen(token)
-	}
-	s.seq.Advance(n)
-	s.stats.PrefillTokens += n
 	return n, nil
+}
+
+// takeKnown takes what a step of n known tokens has computed.
+func (s *Slot) takeKnown(n int) {
+	s.features.Take(s.seq.Result().Features(), nil)
+	s.seq.Advance(n)
 }
 
 // chooseNext makes the row before output token i choose it when it is not known yet, or when the constraint depends on

@@ -151,8 +151,8 @@ func (c *Cache) Find(ctx context.Context, space string, tokens []int32, fits fun
 	return c.tier.extend(ctx, best, space, tokens, fits)
 }
 
-// find returns the longest entry in memory, pinned. The caller holds mu.
-func (c *Cache) find(space string, tokens []int32, fits func(length int) bool) (best *Entry) {
+// longest returns the longest entry in memory, nil if there is none. The caller holds mu.
+func (c *Cache) longest(space string, tokens []int32, fits func(length int) bool) (best *Entry) {
 	if root := c.roots[space]; root != nil {
 		root.match(tokens, func(e *Entry) {
 			if fits(e.length) {
@@ -160,6 +160,12 @@ func (c *Cache) find(space string, tokens []int32, fits func(length int) bool) (
 			}
 		})
 	}
+	return best
+}
+
+// find returns the longest entry in memory, pinned. The caller holds mu.
+func (c *Cache) find(space string, tokens []int32, fits func(length int) bool) *Entry {
+	best := c.longest(space, tokens, fits)
 	if best != nil {
 		best.pins++
 	}
@@ -167,20 +173,16 @@ func (c *Cache) find(space string, tokens []int32, fits func(length int) bool) (
 }
 
 // Longest returns the length of the entry that Find would return, 0 if there is none. It is no look-up.
-func (c *Cache) Longest(space string, tokens []int32, fits func(length int) bool) (length int) {
+func (c *Cache) Longest(space string, tokens []int32, fits func(length int) bool) int {
 	if c == nil {
 		return 0
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if root := c.roots[space]; root != nil {
-		root.match(tokens, func(e *Entry) {
-			if fits(e.length) {
-				length = e.length
-			}
-		})
+	if e := c.longest(space, tokens, fits); e != nil {
+		return e.length
 	}
-	return length
+	return 0
 }
 
 // unpin lets go of an entry. The caller holds mu.

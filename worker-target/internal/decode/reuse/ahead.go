@@ -20,9 +20,7 @@ func (r *Reuse) Goal() int {
 // the sequence is empty still.
 func (r *Reuse) RestoreAhead(ctx context.Context, s engine.Sequence) (length int, err error) {
 	goal := r.Goal()
-	e := r.cache.FindAhead(r.req.Space, r.prompt[:goal], func(length int) bool {
-		return r.free || r.cuts.Below(length) == length
-	})
+	e := r.cache.FindAhead(r.req.Space, r.prompt[:goal], r.fits)
 	if e == nil {
 		return 0, nil
 	}
