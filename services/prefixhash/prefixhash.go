@@ -1,5 +1,5 @@
-// Package prefixhash names the begins of prompts by numbers, so that workers can say what they hold and the gateway
-// finds it in a prompt, at any length, in one pass.
+// Package prefixhash compares the begins of prompts and names them by numbers, so that workers can say what they hold
+// and the gateway finds it in a prompt, at any length, in one pass.
 //
 // A number depends on what states are kept apart by: who may not use a state does not find it either. Equal numbers of
 // unequal prompts cost time only: a worker compares the tokens themselves.
@@ -22,6 +22,17 @@ func next(h uint64, token int32) uint64 {
 	h = (h ^ h>>30) * 0xbf58476d1ce4e5b9
 	h = (h ^ h>>27) * 0x94d049bb133111eb
 	return h ^ h>>31
+}
+
+// Common is how many tokens two prompts begin with alike.
+func Common(a, b []int32) int {
+	n := min(len(a), len(b))
+	for i := range n {
+		if a[i] != b[i] {
+			return i
+		}
+	}
+	return n
 }
 
 // Of is the number of tokens.

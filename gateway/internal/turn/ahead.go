@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/prefixhash"
 	"github.com/tandem-inference/tandem/services/telemetry"
 )
 
@@ -147,10 +148,7 @@ func (s *Service) readAhead(ctx context.Context, x *expectation) error {
 		}
 		next[i] = tokens
 	}
-	n := 0
-	for n < min(len(next[0]), len(next[1])) && next[0][n] == next[1][n] {
-		n++
-	}
+	n := prefixhash.Common(next[0], next[1])
 	if n == 0 {
 		return nil
 	}

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/tandem-inference/tandem/services/prefixhash"
 	"github.com/tandem-inference/tandem/worker-target/internal/piece"
 )
 
@@ -159,10 +160,7 @@ func (r *Reading) want(stored int) *want {
 // shared is the length of the longest state of p that o begins with, one token of o at least left to read: at a
 // border of both or, where the piece after it is the same in both, at a cut of that piece.
 func (p *Prompt) shared(o *Prompt) int {
-	common := 0
-	for most := min(len(p.Tokens), len(o.Tokens)); common < most && p.Tokens[common] == o.Tokens[common]; {
-		common++
-	}
+	common := prefixhash.Common(p.Tokens, o.Tokens)
 	limit := min(common, len(o.Tokens)-1)
 	if p.PromptRows == 0 {
 		return limit

@@ -1,6 +1,10 @@
 package prefix
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/tandem-inference/tandem/services/prefixhash"
+)
 
 // node is the end of an edge in a radix tree over token ids. A node other than a root has an entry or at least two
 // children.
@@ -25,7 +29,7 @@ func (n *node) match(tokens []int32, found func(*Entry)) (last *node, depth int,
 		if next == nil {
 			return n, depth, nil, 0
 		}
-		into = common(next.edge, tokens[depth:])
+		into = prefixhash.Common(next.edge, tokens[depth:])
 		if into < len(next.edge) {
 			return n, depth, next, into
 		}
@@ -45,17 +49,6 @@ func (n *node) nearest(tokens []int32) (known *Entry, base *Rows, missing int) {
 		}
 	})
 	return known, base, len(tokens) - depth - into
-}
-
-// common is the length of the longest common prefix.
-func common(a, b []int32) int {
-	n := min(len(a), len(b))
-	for i := range n {
-		if a[i] != b[i] {
-			return i
-		}
-	}
-	return n
 }
 
 // insert returns the node of tokens, which it makes if need be, and how many tokens its edges add to the tree.
