@@ -10,12 +10,10 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -97,14 +95,7 @@ func run(ctx context.Context, o options, out string) error {
 		return err
 	}
 	r.print(os.Stdout, o, programs)
-	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
-		return err
-	}
-	data, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(out, append(data, '\n'), 0o644)
+	return report.WriteJSON(out, r)
 }
 
 func stopAll(servers []*server) error {

@@ -6,7 +6,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
@@ -64,14 +63,7 @@ func run(ctx context.Context, duration time.Duration, factor float64, disconnect
 	fmt.Printf("%d sent, %d served (the slowest in %.1f s), %d refused, %d of them without Retry-After, %d failed; "+
 		"at most %d waited; %d clients left\n",
 		r.Sent, r.Served, r.Slowest, r.Refused, r.NoRetry, r.Failed, r.Queue, r.Left)
-	data, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return false, err
-	}
-	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
-		return false, err
-	}
-	if err := os.WriteFile(out, append(data, '\n'), 0o644); err != nil {
+	if err := report.WriteJSON(out, r); err != nil {
 		return false, err
 	}
 	for _, p := range r.Problems {

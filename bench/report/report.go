@@ -1,10 +1,12 @@
-// Package report prints the tables of the measurements.
+// Package report prints the tables of the measurements and writes their files.
 package report
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -87,6 +89,18 @@ func Machine() string {
 	before, _, _ := strings.Cut(string(load), " ")
 	return fmt.Sprintf("%d × %s, load %s at the start, %s", cores, model, before,
 		time.Now().UTC().Format("2006-01-02 15:04 UTC"))
+}
+
+// WriteJSON writes results to a file, whose folder is made.
+func WriteJSON(path string, results any) error {
+	data, err := json.MarshalIndent(results, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(data, '\n'), 0o644)
 }
 
 // Exit ends the program with the error.

@@ -220,11 +220,7 @@ func run(ctx context.Context, o options) error {
 	if o.out == "" {
 		return nil
 	}
-	data, err := json.MarshalIndent(file, "", "  ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(o.out, append(data, '\n'), 0o644)
+	return report.WriteJSON(o.out, file)
 }
 
 func wanted(only, name string) bool {

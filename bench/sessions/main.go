@@ -7,7 +7,6 @@ package main
 import (
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"io/fs"
@@ -118,14 +117,7 @@ func run(ctx context.Context, rounds, turns int, out string) error {
 		Header: []string{"prompts together", "new tokens", "read", "read a new one", "answers compared"}}
 	table.Add(a.Asked, a.New, a.Read, a.Ratio, a.Checks)
 	table.Write(os.Stdout)
-	data, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
-		return err
-	}
-	if err := os.WriteFile(out, append(data, '\n'), 0o644); err != nil {
+	if err := report.WriteJSON(out, r); err != nil {
 		return err
 	}
 	switch {

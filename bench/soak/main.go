@@ -6,7 +6,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
@@ -60,14 +59,7 @@ func run(ctx context.Context, duration time.Duration, clients int, seed uint64, 
 		r.Seconds, r.Reference[0].MedianMs, r.Reference[1].MedianMs, r.Reference[2].MedianMs)
 	fmt.Printf("%d refused, %d of them for want of sequences; %d text mismatches; %d samples of /cluster with %d orphans; engines at the end: %v\n",
 		r.Refused, r.NoSequence, r.Mismatches, r.Samples, r.Orphans, r.AtEnd)
-	data, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return false, err
-	}
-	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
-		return false, err
-	}
-	if err := os.WriteFile(out, append(data, '\n'), 0o644); err != nil {
+	if err := report.WriteJSON(out, r); err != nil {
 		return false, err
 	}
 	for _, p := range r.Problems {

@@ -300,6 +300,9 @@ type Worker struct {
 	ID, Role, State, Address, Backend, Device, Model string
 	Lanes                                            int
 	LanesBusy                                        int `json:"lanes_busy"`
+	Sequences                                        int `json:"engine_sequences"`
+	Orphans                                          int `json:"orphaned_sequences"`
+	Restarts                                         int `json:"engine_restarts"`
 	Speculation                                      *Estimates
 	Counters                                         map[string]float64
 }

@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tandem-inference/tandem/tests/client"
 	"github.com/tandem-inference/tandem/tests/cluster"
 )
 
@@ -114,6 +115,9 @@ func (s *run) log(format string, args ...any) {
 func (s *run) problem(format string, args ...any) {
 	s.r.Problems = append(s.r.Problems, fmt.Sprintf(format, args...))
 }
+
+// api asks for the pages of the cluster.
+func (s *run) api() *client.Client { return &client.Client{Base: s.cl.HTTP, HTTP: s.client} }
 
 // refusal is an answer other than 200.
 type refusal struct {
@@ -283,9 +287,9 @@ func (s *run) memory(note func(p *Process, rss int64)) {
 // watch samples the length of the queue.
 func (s *run) watch(ctx context.Context) {
 	for ctx.Err() == nil {
-		page, err := s.get(ctx, "/metrics")
+		page, err := s.api().Get(ctx, "/metrics")
 		if err == nil {
-			for line := range strings.Lines(page) {
+			for line := range strings.Lines(string(page)) {
 				if value, ok := strings.CutPrefix(line, "tandem_queue_depth"); ok {
 					fields := strings.Fields(value)
 					n, _ := strconv.ParseFloat(fields[len(fields)-1], 64)
@@ -300,20 +304,6 @@ func (s *run) watch(ctx context.Context) {
 		case <-ctx.Done():
 		}
 	}
-}
-
-func (s *run) get(ctx context.Context, path string) (string, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.cl.HTTP+path, nil)
-	if err != nil {
-		return "", err
-	}
-	response, err := s.client.Do(request)
-	if err != nil {
-		return "", err
-	}
-	defer response.Body.Close()
-	page, err := io.ReadAll(response.Body)
-	return string(page), err
 }
 
 // disconnect sends streams whose clients leave: before the answer, at its head, or after some of its lines.
@@ -362,30 +352,18 @@ const settleTime = 20 * time.Second
 // settle waits until no request is at work any more.
 func (s *run) settle(ctx context.Context) {
 	for deadline := time.Now().Add(settleTime); ; time.Sleep(200 * time.Millisecond) {
-		page, err := s.get(ctx, "/cluster")
-		var reply struct {
-			Workers []struct {
-				ID        string
-				Sequences int `json:"engine_sequences"`
-				Orphans   int `json:"orphaned_sequences"`
-				Busy      int `json:"lanes_busy"`
-				Counters  map[string]float64
-			}
-		}
-		if err == nil {
-			err = json.Unmarshal([]byte(page), &reply)
-		}
+		workers, err := s.api().Workers(ctx)
 		busy := 0
 		s.r.Orphans = 0
-		for _, w := range reply.Workers {
-			busy += w.Sequences + w.Busy
+		for _, w := range workers {
+			busy += w.Sequences + w.LanesBusy
 			s.r.Orphans += w.Orphans + int(w.Counters["orphaned_sequences_freed"])
 		}
-		if err == nil && len(reply.Workers) > 0 && busy == 0 {
+		if err == nil && len(workers) > 0 && busy == 0 {
 			return
 		}
 		if time.Now().After(deadline) {
-			s.problem("without a request at work, workers say %s, %v", page, err)
+			s.problem("without a request at work, workers say %+v, %v", workers, err)
 			return
 		}
 	}

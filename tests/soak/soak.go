@@ -5,7 +5,6 @@ package soak
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tandem-inference/tandem/tests/client"
 	"github.com/tandem-inference/tandem/tests/cluster"
 )
 
@@ -257,29 +257,16 @@ func (s *run) watch(ctx, until context.Context) {
 
 // engines reads what the workers say of their engines.
 func (s *run) engines(ctx context.Context) (map[string]Engine, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.base+"/cluster", nil)
+	workers, err := (&client.Client{Base: s.base, HTTP: s.client}).Workers(ctx)
 	if err != nil {
-		return nil, err
-	}
-	response, err := s.client.Do(request)
-	if err != nil {
-		return nil, err
-	}
-	defer response.Body.Close()
-	var reply struct {
-		Workers []struct {
-			ID       string
-			Counters map[string]float64
-			Engine
-		}
-	}
-	if err := json.NewDecoder(response.Body).Decode(&reply); err != nil {
 		return nil, err
 	}
 	out := map[string]Engine{}
-	for _, w := range reply.Workers {
-		w.Freed = w.Counters["orphaned_sequences_freed"]
-		out[w.ID] = w.Engine
+	for _, w := range workers {
+		out[w.ID] = Engine{
+			Sequences: w.Sequences, Orphans: w.Orphans, Busy: w.LanesBusy, Restarts: w.Restarts,
+			Freed: w.Counters["orphaned_sequences_freed"],
+		}
 	}
 	return out, nil
 }
