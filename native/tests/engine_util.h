@@ -33,6 +33,7 @@ struct EngineOptions {
   int max_batch_rows = 0;
   int kv_positions = 0;
   uint64_t host_cap = 0;
+  std::string tables;  // a draft with the tables of this model; empty = a target
 };
 
 // Everything a step returned.
@@ -82,8 +83,9 @@ class Engine {
   static tnd_open_options make_options(const std::string& path, const EngineOptions& o) {
     tnd_open_options c{};
     c.struct_size = sizeof c;
-    c.role = TND_ROLE_TARGET;
+    c.role = o.tables.empty() ? TND_ROLE_TARGET : TND_ROLE_DRAFT;
     c.model_path = path.c_str();
+    c.tables_path = o.tables.empty() ? nullptr : o.tables.c_str();
     c.memory_cap_bytes = o.cap;
     c.threads = o.threads;
     c.max_sequences = o.max_sequences;

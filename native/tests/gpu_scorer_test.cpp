@@ -14,6 +14,7 @@
 #include "harness.h"
 #include "models/scorer.h"
 #include "roles/roles.h"
+#include "scorer_util.h"
 #include "synthetic_model.h"
 
 using namespace tnd;
@@ -199,14 +200,6 @@ TEST(ranks_of_the_demonstration_scorer) {
   CHECK_MSG(off < 0.04, std::to_string(off));
   const double rho = rank_correlation(ranks(a, kChunk), ranks(b, kChunk));
   CHECK_MSG(rho > 0.999, std::to_string(rho));
-}
-
-// score_one scores one prompt.
-Status score_one(ScoreEngine& role, std::span<const int32_t> ids, std::span<const int32_t> query, uint32_t flags,
-                 float* scores) {
-  const tnd_score_prompt p{ids.data(), query.data(), scores, static_cast<int32_t>(ids.size()),
-                           static_cast<int32_t>(query.size())};
-  return role.score(std::span<const tnd_score_prompt>(&p, 1), flags, nullptr, nullptr);
 }
 
 // The role opens on the device, keeps to its cap, and says what does not fit.

@@ -42,6 +42,19 @@ std::vector<float> joined_logits(std::vector<float> a, const std::vector<float>&
   return a;
 }
 
+std::string demo_draft() {
+  return TND_ROOT "/models/tandem-tiny-draft-q8_0.gguf";
+}
+
+EngineOptions draft_options(int sequences, int positions) {
+  EngineOptions o;
+  o.tables = demo_model();
+  o.max_sequences = sequences;
+  o.max_context = 256;
+  o.kv_positions = positions;
+  return o;
+}
+
 int64_t used(const Engine& e) {
   return static_cast<int64_t>(e.stat("kv_pages", true)) - static_cast<int64_t>(e.stat("kv_pages_free", true));
 }
@@ -431,26 +444,9 @@ TEST(siblings_in_one_step_need_one_copy_less) {
 // Pieces of several draft sequences in one call keep the contract of each: those of more than kPromptRows rows that of
 // prompts, the others that of decoding.
 TEST(joint_appends_keep_the_contract_of_each_piece) {
-  tnd_open_options o{};
-  o.struct_size = sizeof o;
-  o.role = TND_ROLE_DRAFT;
-  const std::string model = TND_ROOT "/models/tandem-tiny-draft-q8_0.gguf", tables = demo_model();
-  o.model_path = model.c_str();
-  o.tables_path = tables.c_str();
-  o.threads = 2;
-  o.max_sequences = 4;
-  o.max_context = 256;
-  o.kv_type_k = o.kv_type_v = TND_KV_DEFAULT;
-  tnd_engine* e = nullptr;
-  char text[512];
-  REQUIRE(tnd_open(&o, &e, text, sizeof text) == TND_OK);
-  const auto ok = [&](tnd_status status) {
-    tnd_last_error(e, text, sizeof text);
-    CHECK_MSG(status == TND_OK, text);
-  };
-  tnd_info info{};
-  info.struct_size = sizeof info;
-  ok(tnd_get_info(e, &info));
+  Engine e(demo_draft(), draft_options(4, 0));
+  REQUIRE(e.handle() != nullptr);
+  const tnd_info& info = e.info();
   Rng rng(17);
   std::vector<float> features(static_cast<size_t>(130 * info.feature_raw));
   for (float& f : features) f = rng.normal();
@@ -460,17 +456,17 @@ TEST(joint_appends_keep_the_contract_of_each_piece) {
     std::vector<std::vector<uint8_t>> out;
     for (const int32_t n : rows) {
       pieces.push_back({0, 0, n, TND_FEATURE_RAW_F32, features.data()});
-      ok(tnd_sequence_create(e, &pieces.back().sequence));
+      e.ok(tnd_sequence_create(e.handle(), &pieces.back().sequence));
     }
     for (size_t i = 0; i < (joint ? 1 : pieces.size()); ++i) {
-      ok(tnd_draft_append(e, &pieces[i], joint ? static_cast<int32_t>(pieces.size()) : 1));
+      e.ok(tnd_draft_append(e.handle(), &pieces[i], joint ? static_cast<int32_t>(pieces.size()) : 1));
     }
     for (const tnd_feature_rows& piece : pieces) {
       uint64_t bytes = 0;
-      ok(tnd_sequence_export_size(e, piece.sequence, &bytes));
+      e.ok(tnd_sequence_export_size(e.handle(), piece.sequence, &bytes));
       out.emplace_back(bytes);
-      ok(tnd_sequence_export(e, piece.sequence, out.back().data(), bytes));
-      ok(tnd_sequence_free(e, piece.sequence));
+      e.ok(tnd_sequence_export(e.handle(), piece.sequence, out.back().data(), bytes));
+      e.ok(tnd_sequence_free(e.handle(), piece.sequence));
     }
     return out;
   };
@@ -478,56 +474,26 @@ TEST(joint_appends_keep_the_contract_of_each_piece) {
   CHECK(states(rows, true) == states(rows, false));
   if (info.prompt_rows > 0) {  // the contracts differ here: the same rows in pieces of both have other bits
     int32_t s = 0;
-    ok(tnd_sequence_create(e, &s));
+    e.ok(tnd_sequence_create(e.handle(), &s));
     for (int32_t at = 0; at < 65; at += 13) {
       const tnd_feature_rows piece{s, at, 13, TND_FEATURE_RAW_F32,
                                    features.data() + static_cast<size_t>(at * info.feature_raw)};
-      ok(tnd_draft_append(e, &piece, 1));
+      e.ok(tnd_draft_append(e.handle(), &piece, 1));
     }
     uint64_t bytes = 0;
-    ok(tnd_sequence_export_size(e, s, &bytes));
+    e.ok(tnd_sequence_export_size(e.handle(), s, &bytes));
     std::vector<uint8_t> decode(bytes);
-    ok(tnd_sequence_export(e, s, decode.data(), bytes));
+    e.ok(tnd_sequence_export(e.handle(), s, decode.data(), bytes));
     CHECK(decode != states({65}, false)[0]);
   }
-  tnd_close(e);
 }
 
 // Drafts share pages like targets: forks and snapshots propose the same, an append or a block of one of them changes no
 // other, and a pool without pages refuses both.
 TEST(drafts_share_pages) {
-  tnd_open_options o{};
-  o.struct_size = sizeof o;
-  o.role = TND_ROLE_DRAFT;
-  const std::string model = TND_ROOT "/models/tandem-tiny-draft-q8_0.gguf", tables = demo_model();
-  o.model_path = model.c_str();
-  o.tables_path = tables.c_str();
-  o.threads = 2;
-  o.max_sequences = 3;
-  o.max_context = 256;
-  o.kv_positions = 256;
-  o.kv_type_k = o.kv_type_v = TND_KV_DEFAULT;
-  tnd_engine* e = nullptr;
-  char text[512];
-  REQUIRE(tnd_open(&o, &e, text, sizeof text) == TND_OK);
-  const auto ok = [&](tnd_status status) {
-    tnd_last_error(e, text, sizeof text);
-    CHECK_MSG(status == TND_OK, text);
-  };
-  tnd_info info{};
-  info.struct_size = sizeof info;
-  ok(tnd_get_info(e, &info));
-  const auto used = [&] {
-    tnd_stat all[32];
-    uint64_t n = 32;
-    ok(tnd_memory(e, all, &n));
-    uint64_t pages = 0;
-    for (uint64_t i = 0; i < n; ++i) {
-      if (std::string(all[i].name) == "kv_pages") pages += all[i].value;
-      if (std::string(all[i].name) == "kv_pages_free") pages -= all[i].value;
-    }
-    return pages;
-  };
+  Engine e(demo_draft(), draft_options(3, 256));
+  REQUIRE(e.handle() != nullptr);
+  const tnd_info& info = e.info();
   Rng rng(13);
   std::vector<float> features(static_cast<size_t>(256 * info.feature_raw));
   for (float& f : features) f = rng.normal();
@@ -536,7 +502,7 @@ TEST(drafts_share_pages) {
     for (const int32_t end = from + n; from < end; from += 50) {
       const float* rows = features.data() + static_cast<size_t>(from) * static_cast<size_t>(info.feature_raw);
       const tnd_feature_rows piece{s, from, std::min(50, end - from), TND_FEATURE_RAW_F32, rows};
-      const tnd_status status = tnd_draft_append(e, &piece, 1);
+      const tnd_status status = tnd_draft_append(e.handle(), &piece, 1);
       if (status != TND_OK) return status;
     }
     return TND_OK;
@@ -546,55 +512,52 @@ TEST(drafts_share_pages) {
   std::vector<float> logprobs(size);
   const auto propose = [&](int32_t s, int32_t position) {
     const tnd_draft_request request{s, 7, position, info.block_size, 8, 1.0f};
-    return tnd_draft_propose(e, &request, 1, ids.data(), logprobs.data());
+    return tnd_draft_propose(e.handle(), &request, 1, ids.data(), logprobs.data());
   };
   const auto proposal = [&](int32_t s, int32_t position) {
-    ok(propose(s, position));
+    e.ok(propose(s, position));
     return logprobs;
   };
   int32_t a = -1, f = -1, c = -1, p = -1;
-  ok(tnd_sequence_create(e, &a));
-  ok(append(a, 0, 70));
-  CHECK_EQ(used(), uint64_t{2});
+  e.ok(tnd_sequence_create(e.handle(), &a));
+  e.ok(append(a, 0, 70));
+  CHECK_EQ(used(e), 2);
   const std::vector<float> at70 = proposal(a, 70);
-  CHECK_EQ(used(), uint64_t{2});
-  ok(tnd_sequence_fork(e, a, &f));
-  ok(tnd_snapshot_create(e, a, &p));
-  CHECK_EQ(used(), uint64_t{2});
+  CHECK_EQ(used(e), 2);
+  e.ok(tnd_sequence_fork(e.handle(), a, &f));
+  e.ok(tnd_snapshot_create(e.handle(), a, &p));
+  CHECK_EQ(used(e), 2);
   CHECK(same_bits(proposal(f, 70), at70));  // the block is written to a copy
-  CHECK_EQ(used(), uint64_t{3});
-  ok(append(f, 70, 60));
+  CHECK_EQ(used(e), 3);
+  e.ok(append(f, 70, 60));
   const std::vector<float> at130 = proposal(f, 130);
   CHECK(same_bits(proposal(a, 70), at70));
-  ok(append(a, 70, 60));
+  e.ok(append(a, 70, 60));
   CHECK(same_bits(proposal(a, 130), at130));
-  ok(tnd_sequence_free(e, f));
-  ok(tnd_sequence_truncate(e, a, 0));
-  CHECK_EQ(used(), uint64_t{2});
-  ok(tnd_snapshot_demote(e, p));
-  CHECK_EQ(used(), uint64_t{0});
-  ok(tnd_snapshot_restore(e, p, a));
+  e.ok(tnd_sequence_free(e.handle(), f));
+  e.ok(tnd_sequence_truncate(e.handle(), a, 0));
+  CHECK_EQ(used(e), 2);
+  e.ok(tnd_snapshot_demote(e.handle(), p));
+  CHECK_EQ(used(e), 0);
+  e.ok(tnd_snapshot_restore(e.handle(), p, a));
   CHECK(same_bits(proposal(a, 70), at70));
-  ok(tnd_snapshot_free(e, p));
+  e.ok(tnd_snapshot_free(e.handle(), p));
   // Eight pages: 2, 4 and 2.
-  ok(tnd_sequence_create(e, &f));
-  ok(append(f, 0, 250));
-  ok(tnd_sequence_create(e, &c));
-  ok(append(c, 0, 128));
-  CHECK_EQ(used(), uint64_t{8});
+  e.ok(tnd_sequence_create(e.handle(), &f));
+  e.ok(append(f, 0, 250));
+  e.ok(tnd_sequence_create(e.handle(), &c));
+  e.ok(append(c, 0, 128));
+  CHECK_EQ(used(e), 8);
   CHECK_EQ(propose(c, 128), TND_RESOURCE_EXHAUSTED);
-  tnd_last_error(e, text, sizeof text);
-  CHECK_MSG(std::string(text).find("request 0: 128 positions need 1 more pages of 64 positions, 0 are free") == 0,
-            text);
+  CHECK_MSG(e.error().find("request 0: 128 positions need 1 more pages of 64 positions, 0 are free") == 0, e.error());
   CHECK_EQ(append(c, 128, 1), TND_RESOURCE_EXHAUSTED);
   int32_t length = 0;
-  ok(tnd_sequence_length(e, c, &length));
+  e.ok(tnd_sequence_length(e.handle(), c, &length));
   CHECK_EQ(length, 128);
   CHECK(same_bits(proposal(a, 70), at70));
-  ok(tnd_sequence_free(e, f));
-  ok(append(c, 128, 2));
+  e.ok(tnd_sequence_free(e.handle(), f));
+  e.ok(append(c, 128, 2));
   CHECK(same_bits(proposal(c, 130), at130));
-  tnd_close(e);
 }
 
 TEST_MAIN()

@@ -23,8 +23,10 @@
 #include "gguf/safetensors.h"
 #include "harness.h"
 #include "roles/roles.h"
+#include "scorer_util.h"
 
 using namespace tnd;
+using tnd::test::score_one;
 
 namespace {
 
@@ -502,14 +504,6 @@ TEST(reference_logits_bf16) {
     CHECK(worst < (fast(s) ? 0.5 : 0.02));
   }
   cpu::isa_force(cpu::isa_best());
-}
-
-// score_one scores one prompt.
-Status score_one(ScoreEngine& role, std::span<const int32_t> ids, std::span<const int32_t> query, uint32_t flags,
-                 float* scores) {
-  const tnd_score_prompt p{ids.data(), query.data(), scores, static_cast<int32_t>(ids.size()),
-                           static_cast<int32_t>(query.size())};
-  return role.score(std::span<const tnd_score_prompt>(&p, 1), flags, nullptr, nullptr);
 }
 
 // The role: memory follows the cap and the error says what fits; bad arguments are named.

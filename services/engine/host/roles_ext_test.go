@@ -13,6 +13,27 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
+// failure is that of the answer to a request of a decode loop, whose stream was opened with err.
+func failure[Q any, A interface{ GetFailure() *enginev1.Failure }](
+	t *testing.T, stream interface {
+		Send(*Q) error
+		Recv() (A, error)
+	}, err error, req *Q,
+) error {
+	t.Helper()
+	if err == nil {
+		err = stream.Send(req)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := stream.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rpcerr.FromCode(codes.Code(r.GetFailure().GetCode()), r.GetFailure().GetMessage())
+}
+
 // TestWrongRole: a call of another role than the engine's is refused, by its service and its decode loop alike.
 func TestWrongRole(t *testing.T) {
 	for role, names := range map[enginev1.Role][]string{
@@ -49,31 +70,11 @@ func TestWrongRole(t *testing.T) {
 			},
 			"Step": func() error {
 				stream, err := target.Step(t.Context())
-				if err == nil {
-					err = stream.Send(&enginev1.StepRequest{Id: 1})
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
-				r, err := stream.Recv()
-				if err != nil {
-					t.Fatal(err)
-				}
-				return rpcerr.FromCode(codes.Code(r.Failure.GetCode()), r.Failure.GetMessage())
+				return failure(t, stream, err, &enginev1.StepRequest{Id: 1})
 			},
 			"Propose": func() error {
 				stream, err := draft.Propose(t.Context())
-				if err == nil {
-					err = stream.Send(&enginev1.ProposeRequest{Id: 1})
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
-				r, err := stream.Recv()
-				if err != nil {
-					t.Fatal(err)
-				}
-				return rpcerr.FromCode(codes.Code(r.Failure.GetCode()), r.Failure.GetMessage())
+				return failure(t, stream, err, &enginev1.ProposeRequest{Id: 1})
 			},
 		}
 		for _, name := range names[1:] {
