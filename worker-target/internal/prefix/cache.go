@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/prefixhash"
 	"github.com/tandem-inference/tandem/services/rpcerr"
@@ -82,6 +83,7 @@ type Cache struct {
 	frees   uint64    // sequences that were freed
 	closed  bool
 	version uint64 // rises when an entry comes or goes
+	report  *tandemv1.Prefixes
 	stats   Stats
 }
 

@@ -19,13 +19,17 @@ func isolationOf(space string) string {
 	return isolation
 }
 
-// Report lists the entries in memory for the gateway, those used last first; nil when nothing is ever kept.
+// Report lists the entries in memory for the gateway, those first that were used last when one came or went; nil when
+// nothing is ever kept. It is made once for a version and not to be changed.
 func (c *Cache) Report() *tandemv1.Prefixes {
 	if c == nil {
 		return nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.report.GetVersion() == c.version+1 {
+		return c.report
+	}
 	all := make([]*Entry, 0, len(c.entries))
 	for e := range c.entries {
 		all = append(all, e)
@@ -35,5 +39,6 @@ func (c *Cache) Report() *tandemv1.Prefixes {
 	for _, e := range all[:min(len(all), mostReported)] {
 		p.States = append(p.States, &tandemv1.PrefixState{Digest: e.digest, Tokens: int32(e.length)})
 	}
+	c.report = p
 	return p
 }
