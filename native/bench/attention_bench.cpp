@@ -1,7 +1,5 @@
 // Attention speed: causal prefill in chunks of 512 and single-row decode, as share of the measured f32 fma peak and of
-// bytes read. Usage: attention_bench [tokens] [threads] [f32|f16|q8_0|q4_0]
-#include <strings.h>
-
+// bytes read. Usage: attention_bench [tokens] [threads] [type of the cache]
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -14,6 +12,7 @@
 
 #include "cpu/attention.h"
 #include "cpu/cpu_features.h"
+#include "kv_types.h"
 
 using tnd::ThreadPool;
 using namespace tnd::cpu;
@@ -59,11 +58,12 @@ int main(int argc, char** argv) {
   const int tokens = argc > 1 ? std::atoi(argv[1]) : 17500;
   const int threads = argc > 2 ? std::atoi(argv[2]) : 2;
   const char* name = argc > 3 ? argv[3] : "f16";
-  KvType type = KvType::kF16;
-#define TND_ROW(type_name, id, codes, block) \
-  if (strcasecmp(name, #type_name) == 0) type = KvType::k##type_name;
-  TND_KV_TYPES(TND_ROW, TND_ROW)
-#undef TND_ROW
+  const int32_t id = kv_type_of(name);
+  if (id < 0) {
+    std::fprintf(stderr, "%s is none of %s\n", name, tnd::kKvTypeNames);
+    return 2;
+  }
+  const KvType type = static_cast<KvType>(id);
   ThreadPool pool(threads);
   const double peak = isa() == Isa::kAvx512 ? peak_gflops(pool) : 0;
   std::printf("threads %d, isa %s, f32 peak %.0f GFLOP/s\n", threads, isa_name(isa()), peak);

@@ -2,12 +2,13 @@
 // and largest Kullback-Leibler divergence per position and how often both think the same token likeliest, over texts
 // that both are forced to follow.
 //
-//   divergence_bench [--model FILE] [--texts FILE] [--library FILE] [--device cuda:0] [--kv f16] [--rows N]
+//   divergence_bench [--model FILE] [--texts FILE] [--library FILE] [--device cuda:0] [--kv K[,V]] [--rows N]
 //                    [--bf16 1] [--threads N] [--most-kl X] [--least-same X]
 //
 // The reference is the CPU engine on a copy of the model whose weights are decoded to F32, with an F32 cache. Compared
 // is the engine of --library (default: the CPU engine of this program) on --device, with rows of a step --rows at a
-// time (1: plain decoding; more than 64: prompts). With --bf16 1 both have a copy of the model whose matrices are BF16.
+// time (1: plain decoding; more than 64: prompts), and with keys and values of the types --kv (one name: both). With
+// --bf16 1 both have a copy of the model whose matrices are BF16.
 // --texts is a file like tests/testdata/golden/tandem-tiny-q4km.json: of every case "ids" and "greedy" are followed.
 // The defaults are the demonstration target and those texts, from the root of the repository. Exit code 1: the mean
 // divergence is above --most-kl (nats) or the share of equal tokens below --least-same (percent).
@@ -28,6 +29,7 @@
 #include "core/dtype.h"
 #include "gguf/gguf.h"
 #include "gguf/json.h"
+#include "kv_types.h"
 #include "tandem/engine.h"
 
 namespace {
@@ -187,8 +189,8 @@ struct Library {
 
 class Model {
  public:
-  Model(const Library& library, const std::string& path, const std::string& device, int32_t kv, int32_t context,
-        int32_t rows, int32_t threads)
+  Model(const Library& library, const std::string& path, const std::string& device, int32_t k_type, int32_t v_type,
+        int32_t context, int32_t rows, int32_t threads)
       : lib_(library), rows_(rows) {
     tnd_open_options o{};
     o.struct_size = sizeof o;
@@ -199,7 +201,8 @@ class Model {
     o.max_sequences = 1;
     o.max_context = context;
     o.max_batch_rows = std::max(rows, 64);
-    o.kv_type_k = o.kv_type_v = kv;
+    o.kv_type_k = k_type;
+    o.kv_type_v = v_type;
     char error[512] = "";
     if (lib_.open(&o, &engine_, error, sizeof error) != TND_OK) fail(error);
     info_.struct_size = sizeof info_;
@@ -298,9 +301,10 @@ int main(int argc, char** argv) {
     if (options.count(key) == 0 || i + 1 == argc) fail("unknown option or missing value: " + std::string(argv[i]));
     options[key] = argv[i + 1];
   }
-  const std::map<std::string, int32_t> types = {{"f32", 0}, {"f16", 1}, {"q4_0", 2}, {"q8_0", 8}};
-  const auto kv = types.find(options["kv"]);
-  if (kv == types.end()) fail("--kv: " + options["kv"] + " is none of f32, f16, q8_0, q4_0");
+  const std::string keys = options["kv"].substr(0, options["kv"].find(','));
+  const std::string values = keys.size() == options["kv"].size() ? keys : options["kv"].substr(keys.size() + 1);
+  const int32_t k_type = kv_type_of(keys.c_str()), v_type = kv_type_of(values.c_str());
+  if (k_type < 0 || v_type < 0) fail("--kv: " + options["kv"] + " is not of " + kKvTypeNames);
   const int32_t rows = std::atoi(options["rows"].c_str()), threads = std::atoi(options["threads"].c_str());
   if (rows < 1) fail("--rows: " + options["rows"]);
 
@@ -313,8 +317,8 @@ int main(int argc, char** argv) {
   const auto context = static_cast<int32_t>(longest);
   const bool bf16 = options["bf16"] == "1";
   const std::string path = bf16 ? copy_as(DType::kBF16, options["model"]) : options["model"];
-  Model reference(here, copy_as(DType::kF32, path), "cpu", 0, context, 64, threads);
-  Model model(tested, path, options["device"], kv->second, context, rows, threads);
+  Model reference(here, copy_as(DType::kF32, path), "cpu", 0, 0, context, 64, threads);
+  Model model(tested, path, options["device"], k_type, v_type, context, rows, threads);
 
   const auto vocab = static_cast<size_t>(model.info().vocab);
   Divergence all;

@@ -162,6 +162,42 @@ void bench_appends(const std::string& dir, int32_t threads) {
   }
 }
 
+// Proposals for several sequences, in one call and in calls of their own.
+void bench_proposals(const std::string& dir, int32_t threads) {
+  constexpr int kMost = 8;
+  constexpr int32_t kContext = 512;
+  Engine d(TND_ROLE_DRAFT, dir + "/tandem-tiny-draft-q8_0.gguf", dir + "/tandem-tiny-target-q4_k_m.gguf", 1024, threads,
+           kMost);
+  tnd_info info{};
+  info.struct_size = sizeof info;
+  d.check(tnd_get_info(d.e, &info));
+  const std::vector<float> features(size_t(kContext) * info.feature_raw, 0.5f);
+  const std::vector<int32_t> first = tokens(kMost);
+  std::vector<tnd_draft_request> requests;
+  for (int i = 0; i < kMost; i++) {
+    int32_t s = 0;
+    d.check(tnd_sequence_create(d.e, &s));
+    const tnd_feature_rows context{s, 0, kContext, TND_FEATURE_RAW_F32, features.data()};
+    d.check(tnd_draft_append(d.e, &context, 1));
+    requests.push_back({s, first[size_t(i)], kContext, info.block_size, 8, 1.0f});
+  }
+  std::vector<int32_t> ids(size_t(kMost) * info.block_size * 8);
+  std::vector<float> logprobs(ids.size());
+  for (const int n : {1, 2, 4, kMost}) {
+    double joint = 1e9, apart = 1e9;
+    for (int rep = 0; rep < 60; rep++) {
+      double t = now();
+      d.check(tnd_draft_propose(d.e, requests.data(), n, ids.data(), logprobs.data()));
+      joint = std::min(joint, now() - t);
+      t = now();
+      for (int i = 0; i < n; i++) d.check(tnd_draft_propose(d.e, &requests[i], 1, ids.data(), logprobs.data()));
+      apart = std::min(apart, now() - t);
+    }
+    std::printf("draft: block of %d for each of %d sequences: %.0f us in one call, %.0f in %d\n", info.block_size, n,
+                joint * 1e6, apart * 1e6, n);
+  }
+}
+
 // Seconds of a full prefill of n tokens.
 double prefill(const Engine& t, int32_t seq, const std::vector<int32_t>& ids) {
   t.check(tnd_sequence_truncate(t.e, seq, 0));
@@ -242,7 +278,7 @@ void bench_score(const std::string& dir, int32_t threads) {
 
 int main(int argc, char** argv) {
   if (argc < 2) {
-    std::fprintf(stderr, "usage: roles_bench MODELS_DIR [draft|score|all] [threads]\n");
+    std::fprintf(stderr, "usage: roles_bench MODELS_DIR [draft|score|joint|all] [threads]\n");
     return 2;
   }
   const std::string what = argc > 2 ? argv[2] : "all";
@@ -251,6 +287,7 @@ int main(int argc, char** argv) {
   if (what == "score" || what == "all") bench_score(argv[1], threads);
   if (what == "joint" || what == "all") {
     bench_appends(argv[1], threads);
+    bench_proposals(argv[1], threads);
     bench_lengths(argv[1], threads);
   }
   return 0;

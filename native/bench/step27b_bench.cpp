@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "kv_types.h"
 #include "rates.h"
 #include "synthetic_model.h"
 #include "tandem/engine.h"
@@ -37,7 +38,7 @@ constexpr Option kOptions[] = {
     {"vocab", "0", "a smaller vocabulary; 0: the model's"},
     {"contexts", "1024,32768", "positions before the steps that are timed"},
     {"prefill", "8192", "tokens of the prompt that is timed"},
-    {"kv", "f16", "cache of the target: f32, f16, q8_0, q4_0"},
+    {"kv", "f16", "type of the target's cache, as f16 or q8_0"},
     {"kv-draft", "f16", "cache of the drafter"},
     {"cap", "24", "GiB of device memory"},
     {"batch", "512", "rows of a prompt's chunk"},
@@ -133,10 +134,9 @@ struct Stats {
 
 tnd_open_options open_options(const Options& o, uint32_t role, const SyntheticModel& model, const std::string& tables,
                               int context) {
-  const std::map<std::string, int32_t> kv = {{"f32", 0}, {"f16", 1}, {"q4_0", 2}, {"q8_0", 8}};
   const char* flag = role == TND_ROLE_DRAFT ? "kv-draft" : "kv";
-  const auto type = kv.find(o.text(flag));
-  if (type == kv.end()) fail(std::string("--") + flag + ": " + o.text(flag) + " is none of f32, f16, q8_0, q4_0");
+  const int32_t type = kv_type_of(o.text(flag).c_str());
+  if (type < 0) fail(std::string("--") + flag + ": " + o.text(flag) + " is none of " + tnd::kKvTypeNames);
   tnd_open_options c{};
   c.struct_size = sizeof c;
   c.role = role;
@@ -149,7 +149,7 @@ tnd_open_options open_options(const Options& o, uint32_t role, const SyntheticMo
   c.max_context = context;
   c.max_tree_rows = 23;
   c.max_batch_rows = o.number("batch");
-  c.kv_type_k = c.kv_type_v = role == TND_ROLE_SCORE ? TND_KV_DEFAULT : type->second;
+  c.kv_type_k = c.kv_type_v = role == TND_ROLE_SCORE ? TND_KV_DEFAULT : type;
   return c;
 }
 

@@ -1,6 +1,6 @@
-# libamdsim.so: the calls of HIP over a simulator of AMD's processors (sim/amd/), which runs libtandem_hip.so where no card
-# is. Built by name: cmake --build native/build --target amdsim. By the clang that compiles the kernels, whose llvm-objdump
-# decodes them; gcc 12 does not take comparisons in lambdas that are template arguments.
+# libamdsim.so: the calls of HIP over a simulator of AMD's processors (sim/amd/), which runs libtandem_hip.so where no
+# card is. Built by name: cmake --build native/build --target amdsim. By the clang that compiles the kernels, whose
+# llvm-objdump decodes them; gcc 12 does not take comparisons in lambdas that are template arguments.
 set(tools "")
 foreach(tool objdump readelf)
   execute_process(COMMAND ${TND_HIP_CLANG} --print-prog-name=llvm-${tool} OUTPUT_VARIABLE path

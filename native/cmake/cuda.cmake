@@ -43,7 +43,10 @@ if(highest EQUAL 0)
   message(FATAL_ERROR "TND_CUDA: ${TND_NVCC} knows none of TND_CUDA_ARCHS = ${TND_CUDA_ARCHS}")
 endif()
 # Newer cards than the list get the code of the highest one, compiled by their driver.
-list(APPEND TND_CUDA_CODE -gencode arch=compute_${highest},code=compute_${highest})
+option(TND_CUDA_PTX "Add code that drivers of newer cards than TND_CUDA_ARCHS compile" ON)
+if(TND_CUDA_PTX)
+  list(APPEND TND_CUDA_CODE -gencode arch=compute_${highest},code=compute_${highest})
+endif()
 
 set(host -fPIC -fvisibility=hidden -fno-exceptions -ffp-contract=off -fno-math-errno ${TND_GPU_WARNINGS})
 string(REPLACE ";" "," host "${host}")

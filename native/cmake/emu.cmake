@@ -2,7 +2,7 @@
 #
 # Kernels (*.cu) are compiled as C++ through one generated file each, since the same .cu may be compiled for a vendor in
 # this build too. tests/gpu_<name>_test.cpp may hold kernels and becomes gpu_<name>_test; the engine's own tests become
-# emu_<name>_test with the same source. The emulation is for tests: `all` has it, no image does.
+# emu_<name>_test of the same objects. The emulation is for tests: `all` has it, no image does.
 option(TND_EMU "Build the GPU emulation and its tests" ON)
 if(NOT TND_EMU)
   return()
@@ -42,7 +42,7 @@ endif()
 tnd_objects(tandem_emu_objects ${parts})
 tnd_library(tandem_emu tandem_emu_objects)
 
-# tnd_gpu_test(name source vendor [argument...]) makes a test program of a backend.
+# tnd_gpu_test(name source vendor [argument...]) makes a test program of a backend from a source, or from objects.
 function(tnd_gpu_test name source vendor)
   add_executable(${name} ${source})
   target_include_directories(${name} PRIVATE tests)
@@ -65,7 +65,8 @@ endfunction()
 
 # The engine's tests, which open models through the C ABI or make_backend(nullptr). A case of the emulation may take
 # hundreds of times its time on a CPU: of these programs only the cases named here run there.
-set(TND_ENGINE_TESTS engine_test engine_errors_test groups_test pages_test snapshot_parts_test model_test dflash_test dflash_golden_test)
+set(TND_ENGINE_TESTS engine_test engine_errors_test groups_test pages_test snapshot_parts_test model_test dflash_test
+  dflash_golden_test)
 set(emu_engine_test_CASES bits_do_not layer_shards snapshots_ blocks_ dense_ damaged wanted_outputs features_are)
 set(emu_pages_test_CASES forks_share pending_rows)
 set(emu_snapshot_parts_test_CASES parts_share)
@@ -79,7 +80,8 @@ foreach(source IN LISTS tests)
 endforeach()
 add_test(NAME gpu_plain_launches COMMAND gpu_backend_test repeated_steps steps_that_keep rounds_of)
 set_tests_properties(gpu_plain_launches PROPERTIES ENVIRONMENT TANDEM_GPU_LAUNCHES=plain)
-# Cards with less shared memory: 99 KiB (sm_86, sm_89, sm_120) and 64 KiB (sm_75, which has no products of halves either).
+# Cards with less shared memory: 99 KiB (sm_86, sm_89, sm_120) and 64 KiB (sm_75, which has no products of halves
+# either).
 foreach(shared 101376 65536)
   add_test(NAME gpu_shared_${shared}_matmul COMMAND gpu_matmul_test)
   add_test(NAME gpu_shared_${shared}_engine COMMAND emu_engine_test bits_do_not snapshots_ features_are blocks_)
@@ -91,17 +93,18 @@ foreach(shared 101376 65536)
   endforeach()
 endforeach()
 foreach(name IN LISTS TND_ENGINE_TESTS)
-  tnd_gpu_test(emu_${name} tests/${name}.cpp emu ${emu_${name}_CASES})
+  tnd_gpu_test(emu_${name} $<TARGET_OBJECTS:${name}_parts> emu ${emu_${name}_CASES})
+  set_target_properties(emu_${name} PROPERTIES LINKER_LANGUAGE CXX)
 endforeach()
 
 # The same programs for a device, by name: cmake --build native/build --target tandem_cuda_tests. Those of the emulation
-# itself and of single operations (they hold kernels' parts and look into device memory) are for the emulation alone; on a
-# device the engine's tests and gpu_ops_bench run the operations.
+# itself and of single operations (they hold kernels' parts and look into device memory) are for the emulation alone; on
+# a device the engine's tests and gpu_ops_bench run the operations.
 foreach(vendor cuda hip)
   if(TARGET tandem_${vendor}_objects)
     add_custom_target(tandem_${vendor}_tests)
     foreach(name IN LISTS TND_ENGINE_TESTS)
-      tnd_gpu_test(${vendor}_${name} tests/${name}.cpp ${vendor})
+      tnd_gpu_test(${vendor}_${name} $<TARGET_OBJECTS:${name}_parts> ${vendor})
     endforeach()
     foreach(source IN LISTS tests)
       get_filename_component(name ${source} NAME_WE)

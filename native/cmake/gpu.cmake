@@ -3,8 +3,8 @@
 #   cmake -S native -B native/build -DTND_CUDA=ON && cmake --build native/build --target tandem_cuda
 #   cmake -S native -B native/build -DTND_HIP=ON && cmake --build native/build --target tandem_hip
 #
-# The .cu files are compiled by plain commands instead of CMake's CUDA and HIP languages: those need toolkits laid out as
-# the vendors' installers do it, while ours may come from PyPI (nvcc) or from Debian (clang, HIP's headers); see
+# The .cu files are compiled by plain commands instead of CMake's CUDA and HIP languages: those need toolkits laid out
+# as the vendors' installers do it, while ours may come from PyPI (nvcc) or from Debian (clang, HIP's headers); see
 # tools/gpu-toolchain.sh. Each object has its resource report beside it, <object>.res, which tools/gpures compares with
 # GPU_RESOURCES.tsv; of HIP's objects it also compares the kernels that the host launches with those of each processor's
 # code. Nothing here is part of the target `all`.
@@ -78,7 +78,8 @@ if(TND_CUDA)
   # tandem_cuda_timeline compiles one file as TND_TIMELINE has all of them, so that it goes on compiling.
   function(tnd_timeline_check)
     list(APPEND TND_CUDA_COMPILE -DTND_TIMELINE)
-    tnd_gpu_object(cuda ${CMAKE_CURRENT_SOURCE_DIR}/src/gpu/norm/swiglu.cu ${CMAKE_CURRENT_BINARY_DIR}/cuda/timeline object)
+    tnd_gpu_object(cuda ${CMAKE_CURRENT_SOURCE_DIR}/src/gpu/norm/swiglu.cu
+      ${CMAKE_CURRENT_BINARY_DIR}/cuda/timeline object)
     add_custom_target(tandem_cuda_timeline DEPENDS ${object})
   endfunction()
   tnd_timeline_check()

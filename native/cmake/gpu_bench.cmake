@@ -1,5 +1,6 @@
-# Programs for owners of a card: gpu_tester_<vendor> (first contact) and step27b_<vendor> (phases at true shapes), built by
-# name; gpu_tester_emu, whose operand-map check is a test here; and step27b_emu by name, to try the program without a card.
+# Programs for owners of a card: gpu_tester_<vendor> (first contact) and step27b_<vendor> (phases at true shapes), built
+# by name; gpu_tester_emu, whose operand-map check is a test here; and step27b_emu by name, to try the program without a
+# card.
 #
 #   cmake --build native/build --target gpu_tester_cuda step27b_cuda
 function(tnd_gpu_benches vendor probe)
@@ -30,7 +31,8 @@ foreach(vendor cuda hip)
     foreach(source IN LISTS TND_GPU_BENCHES)
       tnd_gpu_kernel_bench(${vendor} ${source})
     endforeach()
-    tnd_gpu_object(${vendor} ${CMAKE_CURRENT_SOURCE_DIR}/bench/gpu_probe.cu ${CMAKE_CURRENT_BINARY_DIR}/${vendor}/bench object)
+    tnd_gpu_object(${vendor} ${CMAKE_CURRENT_SOURCE_DIR}/bench/gpu_probe.cu
+      ${CMAKE_CURRENT_BINARY_DIR}/${vendor}/bench object)
     add_custom_target(tandem_${vendor}_probe DEPENDS ${object})
     tnd_gpu_benches(${vendor} ${object})
     add_dependencies(gpu_tester_${vendor} tandem_${vendor}_probe)

@@ -36,7 +36,8 @@ endif()
 set(TND_HIP_CODE "")
 set(TND_HIP_KNOWN "")
 foreach(arch IN LISTS TND_HIP_ARCHS)
-  execute_process(COMMAND ${TND_HIP_CLANG} --target=amdgcn-amd-amdhsa -mcpu=${arch} -nogpulib -x c -fsyntax-only /dev/null
+  execute_process(
+    COMMAND ${TND_HIP_CLANG} --target=amdgcn-amd-amdhsa -mcpu=${arch} -nogpulib -x c -fsyntax-only /dev/null
     RESULT_VARIABLE unknown OUTPUT_QUIET ERROR_QUIET)
   string(REPLACE gfx "" number ${arch})
   if(unknown OR (bitcode AND NOT EXISTS ${bitcode}/oclc_isa_version_${number}.bc))
@@ -62,8 +63,8 @@ set(TND_HIP_DEPFILE -MD -MF)
 set(TND_HIP_LIBRARIES ${TND_AMDHIP})
 message(STATUS "HIP: ${TND_HIP_CLANG}, for ${TND_HIP_KNOWN}")
 
-# For tools/gpures: which compiler made the reports, and for which processors, which its reports do not say: they come in
-# the order of clang, by name. The line of processors also tells it that the objects beside are HIP's.
+# For tools/gpures: which compiler made the reports, and for which processors, which its reports do not say: they come
+# in the order of clang, by name. The line of processors also tells it that the objects beside are HIP's.
 execute_process(COMMAND ${TND_HIP_CLANG} --version OUTPUT_VARIABLE version COMMAND_ERROR_IS_FATAL ANY)
 string(REGEX MATCH "clang version [^ \n]+" version "${version}")
 list(SORT TND_HIP_KNOWN)

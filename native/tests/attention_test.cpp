@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "core/dtype.h"
 #include "core/fp.h"
 #include "cpu/cpu_features.h"
 #include "harness.h"
+#include "kv_rows.h"
 
 using namespace tnd;
 using namespace tnd::cpu;
@@ -58,11 +58,11 @@ struct Cache {
   }
   // What the type keeps of a row, by the encoders and decoders of weights.
   static std::vector<float> stored(KvType type, const std::vector<float>& x) {
-    const DType t = static_cast<DType>(type);
-    std::vector<uint8_t> blocks(row_bytes(t, x.size()));
+    const auto n = static_cast<int64_t>(x.size());
+    std::vector<uint8_t> blocks(static_cast<size_t>(kv_stored_bytes(type, n)));
     std::vector<float> y(x.size());
-    CHECK_OK(quantise_row(t, x.data(), blocks.data(), x.size()));
-    dequantise_row(t, blocks.data(), y.data(), y.size());
+    test::encode_kv(type, x.data(), blocks.data(), n);
+    test::decode_kv(type, blocks.data(), y.data(), n);
     return y;
   }
   std::vector<uint8_t> row(int slot) const {
@@ -140,10 +140,15 @@ struct Shape {
   int dim, kv_heads, q_heads;
   KvType type;
 };
+// All types of the table.
+#define TND_ROW(name, id, codes, words, block) KvType::k##name,
+const KvType kTypes[] = {TND_KV_TYPES(TND_ROW, TND_ROW)};
+#undef TND_ROW
 const Shape kShapes[] = {
-    {256, 1, 4, KvType::kF16},  {256, 2, 12, KvType::kF16}, {128, 2, 4, KvType::kF32},
-    {128, 2, 16, KvType::kF16}, {64, 1, 1, KvType::kF32},   {80, 2, 6, KvType::kF16},
-    {112, 1, 7, KvType::kF32},  {256, 1, 6, KvType::kQ8_0}, {96, 2, 4, KvType::kQ4_0},
+    {256, 1, 4, KvType::kF16},  {256, 2, 12, KvType::kF16},  {128, 2, 4, KvType::kF32},  {128, 2, 16, KvType::kF16},
+    {64, 1, 1, KvType::kF32},   {80, 2, 6, KvType::kF16},    {112, 1, 7, KvType::kF32},  {256, 1, 6, KvType::kQ8_0},
+    {96, 2, 4, KvType::kQ4_0},  {80, 2, 4, KvType::kBF16},   {128, 1, 8, KvType::kQ5_1}, {64, 2, 4, KvType::kQ5_0},
+    {256, 1, 4, KvType::kQ4_1}, {256, 1, 6, KvType::kTQ3_0},
 };
 
 }  // namespace
@@ -250,12 +255,12 @@ TEST(same_bits_everywhere) {
 // rows, windows and trees, with one group of queries in registers and with several.
 TEST(every_pair_of_types_equals_its_decoded_values) {
   test::Rng rng(6);
-  const KvType types[] = {KvType::kF32, KvType::kF16, KvType::kQ8_0, KvType::kQ4_0};
   constexpr int kDims[] = {128, 256, 64, 96};
   int round = 0;
-  for (const KvType k_type : types) {
-    for (const KvType v_type : types) {
-      const int dim = kDims[round++ % 4], heads = 2, q_heads = 6, n = 300, pending = 24;
+  for (const KvType k_type : kTypes) {
+    for (const KvType v_type : kTypes) {
+      const bool rotated = kv_rotated(k_type) || kv_rotated(v_type);  // whole groups of 128
+      const int dim = kDims[round++ % (rotated ? 2 : 4)], heads = 2, q_heads = 6, n = 300, pending = 24;
       Cache c(dim, heads, 336, k_type, v_type), plain(dim, heads, 336, KvType::kF32);
       for (int i = 0; i < n + pending; i++) {
         c.put(i, random_row(rng, heads * dim, 1.0f), random_row(rng, heads * dim, 1.0f));
@@ -299,19 +304,31 @@ TEST(every_pair_of_types_equals_its_decoded_values) {
       kv_move(c.layout, c.k.get(), c.v.get(), n + 5, n + 2);
       CHECK(c.row(n + 2) == before);
       std::vector<float> decoded(size_t(heads) * dim);
-      dequantise_row(static_cast<DType>(k_type), before.data(), decoded.data(), decoded.size());
+      test::decode_kv(k_type, before.data(), decoded.data(), heads * dim);
       CHECK(decoded == c.k_rows[n + 5]);
-      dequantise_row(static_cast<DType>(v_type), before.data() + heads * c.layout.k_row_bytes(), decoded.data(),
-                     decoded.size());
+      test::decode_kv(v_type, before.data() + heads * c.layout.k_row_bytes(), decoded.data(), heads * dim);
       CHECK(decoded == c.v_rows[n + 5]);
     }
   }
+}
+
+std::string hex_of(const std::vector<uint8_t>& bytes) {
+  std::string out;
+  for (const uint8_t byte : bytes) {
+    char text[3];
+    std::snprintf(text, sizeof text, "%02x", byte);
+    out += text;
+  }
+  return out;
 }
 
 // The blocks of docs/spec/kv-cache.md, through a cache.
 TEST(blocks_have_the_bytes_of_the_specification) {
   const std::pair<KvType, const char*> golden[] = {
       {KvType::kQ4_0, "0034730c953fc851ea841da63fd962fb842e"},
+      {KvType::kQ4_1, "113400c0730c952ec851ea731da63fc862fb841d"},
+      {KvType::kQ5_0, "00305aad546ae6083b5d80a2d5f72a4c7f91c4e6193b"},
+      {KvType::kQ5_1, "df2f00c05aad546ae6083b5d80a2d5f72a4c7f91c4e6193b"},
       {KvType::kQ8_0, "0824ad40d467fc9124b94be073089d30c457ec8114a93cd063f88d20b547dc6f0499"}};
   for (const auto& [type, hex] : golden) {
     for (const int dim : {128, 256}) {
@@ -319,12 +336,7 @@ TEST(blocks_have_the_bytes_of_the_specification) {
       for (int j = 0; j < dim; j++) x[j] = float((37 * (j % 32) + 11) % 64 - 32) / 16;
       Cache c(dim, 1, 32, type);
       c.put(21, x, x);
-      std::string got;
-      for (const uint8_t byte : c.row(21)) {
-        char text[3];
-        std::snprintf(text, sizeof text, "%02x", byte);
-        got += text;
-      }
+      const std::string got = hex_of(c.row(21));
       std::string want;
       for (int block = 0; block < 2 * dim / kKvBlock; block++) want += hex;
       CHECK_MSG(got == want, got);
@@ -332,18 +344,59 @@ TEST(blocks_have_the_bytes_of_the_specification) {
   }
 }
 
+// The group of docs/spec/kv-cache.md section 3.7, through a cache, and what its rotation gives back.
+TEST(rotated_groups_have_the_bytes_of_the_specification) {
+  const std::string want =
+      "684ea6a6880fa0dce85fb6411b85684ea14b2512134abf1ce1ebccc1684e4fb81c72546e500c8d2adfd7684e8edeb68f4e4576424c2293f"
+      "2";
+  for (const int dim : {128, 256}) {
+    std::vector<float> x(dim);
+    for (int j = 0; j < dim; j++) x[j] = float((37 * (j % 128) + 11) % 128 - 64) / 16;
+    Cache c(dim, 1, 32, KvType::kTQ3_0);
+    c.put(21, x, x);
+    const std::string got = hex_of(c.row(21));
+    std::string all;
+    for (int group = 0; group < 2 * dim / kTq3Group; group++) all += want;
+    CHECK_MSG(got == all, got);
+    std::vector<float> y = c.v_rows[21];
+    tq3_unrotate(y.data(), dim);
+    const float back[] = {-3.4221f, -0.0795f, 1.6066f, 3.6877f};
+    double dot = 0, xx = 0, yy = 0;
+    for (int j = 0; j < dim; j++) {
+      if (j < 4) CHECK(std::fabs(y[j] - back[j]) < 1e-4f);
+      dot += double(x[j]) * y[j], xx += double(x[j]) * x[j], yy += double(y[j]) * y[j];
+    }
+    CHECK(std::fabs(dot / std::sqrt(xx * yy) - 0.985433) < 1e-6);
+  }
+  // Zeros have index 4 in every block, and a rotation is taken back.
+  Cache zeros(128, 1, 16, KvType::kTQ3_0);
+  zeros.put(0, std::vector<float>(128, 0.0f), std::vector<float>(128, -0.0f));
+  const std::vector<uint8_t> row = zeros.row(0);
+  for (size_t i = 0; i < row.size(); i++) CHECK_EQ(int(row[i]), i % 14 < 10 ? 0 : 255);
+  test::Rng rng(9);
+  const std::vector<float> x = random_row(rng, 256, 3.0f);
+  std::vector<float> y = x;
+  tq3_rotate(y.data(), 256);
+  double changed = 0, worst = 0;
+  for (size_t i = 0; i < x.size(); i++) changed = std::max(changed, std::fabs(double(x[i]) - y[i]));
+  tq3_unrotate(y.data(), 256);
+  for (size_t i = 0; i < x.size(); i++) worst = std::max(worst, std::fabs(double(x[i]) - y[i]));
+  CHECK(changed > 1 && worst < 1e-5);
+}
+
 // Whatever comes in, what attention reads is finite, on GPUs also as a half.
 TEST(blocks_of_absurd_rows_are_finite) {
   const float absurd[] = {1e30f,  -1e30f, __builtin_inff(), -__builtin_inff(), __builtin_nanf(""), 65504.0f,
                           1e-42f, 0.0f};
-  for (const KvType type : {KvType::kQ8_0, KvType::kQ4_0}) {
+  for (const KvType type : kTypes) {
+    if (!kv_quantised(type)) continue;
     for (size_t first = 0; first < std::size(absurd); first++) {
-      std::vector<float> x(64, absurd[first]);
+      std::vector<float> x(128, absurd[first]);
       for (size_t j = 0; j < x.size(); j += 3) x[j] = absurd[(first + j) % std::size(absurd)];
-      Cache c(64, 1, 16, type);
+      Cache c(128, 1, 16, type);
       kv_store(c.layout, c.k.get(), c.v.get(), 3, x.data(), x.data());
-      std::vector<float> y(64);
-      dequantise_row(static_cast<DType>(type), c.row(3).data(), y.data(), y.size());
+      std::vector<float> y(128);
+      test::decode_kv(type, c.row(3).data(), y.data(), 128);
       for (const float v : y) CHECK((f32_to_f16(v) & 0x7C00u) != 0x7C00u);
     }
   }

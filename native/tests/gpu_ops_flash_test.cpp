@@ -11,6 +11,7 @@
 #include "gpu/attention/kv.h"
 #include "gpu_ops_util.h"
 #include "harness.h"
+#include "kv_rows.h"
 
 using namespace tnd;
 using namespace tnd::gpu;
@@ -87,7 +88,8 @@ void add_slots(const KvShape& kv, const KvCache& cache, const std::vector<int32_
         const KvRow row = kv_row(type, kv, keys ? cache.k : cache.v, h, kv_slot(table.data(), at));
         const uint64_t slots = static_cast<uint64_t>(kKvPage - at % kKvPage);
         out->push_back({row.codes, slots * static_cast<uint64_t>(kv_code_bytes(type, kv.dim))});
-        if (kv_quantised(type)) out->push_back({row.scales, slots * static_cast<uint64_t>(kv.dim / kKvBlock) * 2});
+        const uint64_t words = static_cast<uint64_t>(kv.dim / kKvBlock * kv_head_words(type));
+        if (kv_quantised(type)) out->push_back({row.heads, slots * words * 2});
       }
     }
   }
@@ -212,12 +214,13 @@ struct Blocks {
         for (int h = 0; h < s.kv_heads; ++h) {
           for (float& f : x) f = rng->uniform(-1.7f, 1.7f);
           if (slot % 7 == 3) std::fill_n(x.begin() + 32, 32, 0.0f);
-          const DType type = static_cast<DType>(keys ? k_type : v_type);
+          if (slot % 11 == 5) std::fill(x.begin(), x.end(), 0.0f);
+          const KvType type = keys ? k_type : v_type;
           const size_t at = rows.size();
-          rows.resize(at + row_bytes(type, x.size()));
-          CHECK_OK(quantise_row(type, x.data(), &rows[at], x.size()));
+          rows.resize(at + static_cast<size_t>(kv_stored_bytes(type, s.dim)));
+          test::encode_kv(type, x.data(), &rows[at], s.dim);
           std::vector<float> decoded(x.size());
-          dequantise_row(type, &rows[at], decoded.data(), x.size());
+          test::decode_kv(type, &rows[at], decoded.data(), s.dim);
           uint16_t* to = &(keys ? halves.k : halves.v)[halves.at(h, slot)];
           for (size_t d = 0; d < x.size(); ++d) to[d] = f32_to_f16(decoded[d]);
         }
@@ -399,7 +402,7 @@ TEST(blocks_windows_and_groups) {
 }
 
 // Blocks: plain rows, trees with tails, a long path of gathered tiles, windows, chunks; every block shape and the exact
-// kernel; all pairs of types with blocks.
+// kernel; every type that is no half, beside halves, beside another one and alone.
 template <class Unit>
 void check_blocks(const Shape& s, KvType k_type, KvType v_type, const PlanBuilder& plan, int slots, Rng* rng) {
   const Blocks blocks(s, k_type, v_type, slots, rng);
@@ -410,13 +413,16 @@ void check_blocks(const Shape& s, KvType k_type, KvType v_type, const PlanBuilde
   for (const int shared : {kWide, kNarrow, kSmall}) {
     CHECK_MSG(same(blocks.attend<Unit>(s, plan, q, shared), want), what + " shared " + std::to_string(shared));
   }
-  const std::vector<float> exact = run<Unit>(s, blocks.halves, plan, q, kWide, AttentionMode::kExact);
+  std::vector<float> exact = run<Unit>(s, blocks.halves, plan, q, kWide, AttentionMode::kExact);
+  // By launch_attention, which rotates back.
+  if (kv_rotated(v_type)) tq3_unrotate(exact.data(), static_cast<int64_t>(exact.size()));
   CHECK_MSG(same(blocks.attend<Unit>(s, plan, q, kWide, AttentionMode::kExact), exact), what + " exact");
 }
 
 TEST(blocks_have_the_bits_of_halves) {
   Rng rng(6);
-  constexpr KvType kF16 = KvType::kF16, kQ8 = KvType::kQ8_0, kQ4 = KvType::kQ4_0;
+  constexpr KvType kF16 = KvType::kF16, kQ8 = KvType::kQ8_0, kQ4 = KvType::kQ4_0, kBF16 = KvType::kBF16,
+                   kQ41 = KvType::kQ4_1, kQ50 = KvType::kQ5_0, kQ51 = KvType::kQ5_1, kTQ3 = KvType::kTQ3_0;
   PlanBuilder tree, plain, chunk, few, windows;
   tree.tree(150, random_tree(&rng, 19));
   check_blocks<MmaUnit>({256, 1, 6}, kQ8, kQ8, tree, 169, &rng);
@@ -433,11 +439,29 @@ TEST(blocks_have_the_bits_of_halves) {
   windows.block(90, 8, 20);
   check_blocks<MmaUnit>({128, 1, 4}, kQ4, kF16, windows, 216, &rng);
   check_blocks<MmaUnit>({128, 1, 4}, kF16, kQ8, windows, 216, &rng);
+  check_blocks<MmaUnit>({256, 1, 6}, kQ51, kQ51, tree, 169, &rng);
+  check_blocks<MmaUnit>({128, 2, 4}, kQ50, kQ41, tree, 169, &rng);
+  check_blocks<MmaUnit>({256, 1, 4}, kBF16, kBF16, tree, 169, &rng);
+  check_blocks<MmaUnit>({256, 1, 4}, kQ41, kQ50, plain, 301, &rng);
+  check_blocks<MmaUnit>({128, 1, 2}, kBF16, kF16, plain, 301, &rng);
+  check_blocks<MmaUnit>({64, 1, 4}, kQ50, kBF16, chunk, 130, &rng);
+  check_blocks<MmaUnit>({64, 1, 2}, kQ51, kQ8, chunk, 130, &rng);
+  check_blocks<MmaUnit>({256, 1, 6}, kQ8, kBF16, few, 160, &rng);
+  check_blocks<MmaUnit>({128, 1, 4}, kF16, kQ41, windows, 216, &rng);
+  check_blocks<MmaUnit>({128, 1, 4}, kBF16, kQ51, windows, 216, &rng);
+  check_blocks<MmaUnit>({256, 1, 6}, kTQ3, kTQ3, tree, 169, &rng);
+  check_blocks<MmaUnit>({128, 2, 4}, kTQ3, kQ8, plain, 301, &rng);
+  check_blocks<MmaUnit>({128, 1, 4}, kBF16, kTQ3, chunk, 130, &rng);
+  check_blocks<MmaUnit>({256, 1, 6}, kQ51, kTQ3, few, 160, &rng);
+  check_blocks<MmaUnit>({128, 1, 4}, kTQ3, kF16, windows, 216, &rng);
 #if defined(TND_GPU_EMU)
   const auto check_wmma = [&]<class MAP>(MAP) {
     check_blocks<WmmaUnit<MAP>>({256, 1, 6}, kQ8, kQ4, tree, 169, &rng);
     check_blocks<WmmaUnit<MAP>>({128, 1, 2}, kQ4, kF16, windows, 216, &rng);
     check_blocks<WmmaUnit<MAP>>({64, 1, 4}, kF16, kQ8, chunk, 130, &rng);
+    check_blocks<WmmaUnit<MAP>>({128, 1, 4}, kQ51, kBF16, tree, 169, &rng);
+    check_blocks<WmmaUnit<MAP>>({64, 1, 4}, kQ50, kQ41, chunk, 130, &rng);
+    check_blocks<WmmaUnit<MAP>>({256, 1, 4}, kTQ3, kTQ3, tree, 169, &rng);
   };
   check_wmma(Wmma11());
   check_wmma(Wmma12());
@@ -523,6 +547,8 @@ TEST(what_is_copied_before_the_wait_is_old) {
   for (const int shared : {kWide, kNarrow, kSmall}) {
     check_contexts<MmaUnit>({64, 1, 4}, kF16, kF16, shared, &rng);
     check_contexts<MmaUnit>({64, 2, 4}, kQ8, kQ4, shared, &rng);
+    check_contexts<MmaUnit>({64, 1, 4}, KvType::kQ5_1, KvType::kBF16, shared, &rng);
+    check_contexts<MmaUnit>({128, 1, 4}, KvType::kTQ3_0, KvType::kTQ3_0, shared, &rng);
   }
   check_contexts<MmaUnit>({256, 1, 6}, kF16, kF16, kSmall, &rng);
   check_contexts<WmmaUnit<Wmma11>>({64, 1, 4}, kF16, kF16, kWide, &rng);

@@ -3,6 +3,7 @@
 // bits. (Flash attention: gpu_ops_flash_test.cpp.)
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "cpu/backend.h"
 #include "cpu/matmul_layout.h"
@@ -326,8 +327,8 @@ TEST(few_rows_of_one_sequence_take_the_delta_rule_by_columns) {
 }
 
 // Head norms, rotation, append and exact attention against the CPU backend: trees, chains, windows, blocks. Attention
-// over values in blocks rounds them to halves here, so that of it only the cache is compared (gpu_ops_flash_test has
-// the rest).
+// over values in blocks and BF16 rounds them to halves here, so that of it only the cache is compared
+// (gpu_ops_flash_test has the rest).
 TEST(exact_attention_has_the_bits_of_the_cpu) {
   Rng rng(3);
   const AttentionCase cases[] = {{256, 1, 6, 64, true, true, KvType::kF16, KvType::kF16},
@@ -335,7 +336,14 @@ TEST(exact_attention_has_the_bits_of_the_cpu) {
                                  {64, 1, 5, 32, false, false, KvType::kF16, KvType::kF16},
                                  {256, 1, 4, 64, true, true, KvType::kQ8_0, KvType::kQ4_0},
                                  {128, 2, 4, 128, false, true, KvType::kQ4_0, KvType::kF16},
-                                 {64, 1, 3, 32, false, false, KvType::kF32, KvType::kQ8_0}};
+                                 {64, 1, 3, 32, false, false, KvType::kF32, KvType::kQ8_0},
+                                 {256, 1, 4, 64, true, true, KvType::kQ5_1, KvType::kQ5_0},
+                                 {128, 2, 4, 128, false, true, KvType::kQ5_0, KvType::kQ4_1},
+                                 {64, 1, 3, 32, false, false, KvType::kQ4_1, KvType::kQ5_1},
+                                 {128, 1, 4, 128, true, true, KvType::kBF16, KvType::kBF16},
+                                 {256, 1, 4, 64, true, true, KvType::kTQ3_0, KvType::kTQ3_0},
+                                 {128, 2, 3, 128, false, true, KvType::kQ5_1, KvType::kTQ3_0},
+                                 {512, 1, 2, 64, false, false, KvType::kTQ3_0, KvType::kQ8_0}};
   for (const AttentionCase& c : cases) {
     Device dev;
     const int capacity = 336, prefix = 277, pages = 2 * kv_pages(capacity);  // of two sequences
@@ -343,7 +351,8 @@ TEST(exact_attention_has_the_bits_of_the_cpu) {
     layer.q_heads = c.q_heads;
     layer.kv = {static_cast<int32_t>(c.k_type), static_cast<int32_t>(c.v_type), c.kv_heads, c.dim, pages * kKvPage};
     const std::vector<std::vector<int32_t>> tables = random_tables(&rng, pages, 2);
-    const bool blocks = kv_quantised(c.k_type) || kv_quantised(c.v_type);
+    const auto rounded = [](KvType type) { return kv_quantised(type) || type == KvType::kBF16; };
+    const bool blocks = rounded(c.k_type) || rounded(c.v_type);
     layer.rope_dims = c.rope_dims, layer.gated = c.gated;
     layer.scale = 1.0f / std::sqrt(static_cast<float>(c.dim)), layer.eps = 1e-6f;
     const std::vector<float> q_norm = random_floats(&rng, c.dim, 1.0f), k_norm = random_floats(&rng, c.dim, 1.0f);
@@ -383,6 +392,15 @@ TEST(exact_attention_has_the_bits_of_the_cpu) {
       std::vector<float> q = random_floats(&rng, n * q_width, 1.0f), k = random_floats(&rng, n * kv_width, 1.0f),
                          v = random_floats(&rng, n * kv_width, 1.0f),
                          rope = random_floats(&rng, int64_t{n} * c.rope_dims, 1.0f);
+      if (rounded(c.v_type)) {  // zeros of both signs, also as minimum and maximum, what is not stored, equal values
+        const auto nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+        const float odd[][4] = {{0.0f, -0.0f, 3.0f, 0.0f},  {-0.0f, 0.0f, 1e-3f, 2.0f}, {0.0f, -0.0f, -3.0f, -1.0f},
+                                {-0.0f, -0.0f, 0.0f, 0.0f}, {nan, 1.0f, -2.0f, 0.5f},   {inf, -1e9f, 64001.0f, 5.0f},
+                                {7.7f, 7.7f, 7.7f, 7.7f},   {1e-40f, -1e-40f, 0, 0},    {6e4f, 59999.0f, -6e4f, 6e4f}};
+        for (size_t i = 0; i < std::size(odd); ++i) {
+          for (size_t d = 0; d < kKvBlock; ++d) v[i * kKvBlock + d] = odd[i][(d + d / 5) % 4];
+        }
+      }
       Buffer<float> dq(dev, q), dk(dev, k), dv(dev, v), drope(dev, rope),
           query(dev, static_cast<size_t>(n * out_width)), out(dev, static_cast<size_t>(n * out_width));
       const std::vector<AttentionGroupPlan> groups = step->groups();
@@ -443,6 +461,46 @@ TEST(exact_attention_has_the_bits_of_the_cpu) {
     Buffer<uint8_t> again(dev, bytes);
     launch_kv_export(dev.stream, {layer.kv, gpu_cache, other.data, 0, n, again.data});
     CHECK(again.down(dev) == want);
+  }
+}
+
+// Queries of keys in TQ3_0 are rotated as the CPU rotates them, and what its values give is rotated back before the
+// gate.
+TEST(rotations_have_the_bits_of_the_cpu) {
+  Rng rng(12);
+  Device dev;
+  constexpr int kRows = 3, kHeads = 5;
+  for (const int dim : {128, 256}) {
+    const int64_t width = kHeads * dim;
+    AttentionArgs a;
+    a.kv = {1, static_cast<int32_t>(KvType::kTQ3_0), 1, dim, kKvPage};
+    a.q_heads = kHeads, a.rows = kRows;
+    const std::vector<float> x = random_floats(&rng, kRows * width, 2.0f),
+                             gate = random_floats(&rng, kRows * 2 * width, 3.0f);
+    Buffer<float> out(dev, x), gates(dev, gate);
+    a.out = out.data;
+    std::vector<float> want = x;
+    tq3_unrotate(want.data(), kRows * width);
+    launch_unrotate(dev.stream, a);
+    CHECK(same(out.down(dev), want));
+    a.gate = gates.data + dim, a.gate_row = 2 * width, a.gate_head = 2 * dim;
+    tq3_unrotate(want.data(), kRows * width);
+    for (size_t i = 0; i < want.size(); ++i) {
+      want[i] *= sigmoid_f32(gate[i / static_cast<size_t>(dim) * 2 * static_cast<size_t>(dim) +
+                                  static_cast<size_t>(dim) + i % static_cast<size_t>(dim)]);
+    }
+    launch_unrotate(dev.stream, a);
+    CHECK(same(out.down(dev), want));
+
+    HeadsArgs heads;
+    heads.kv = {static_cast<int32_t>(KvType::kTQ3_0), 1, 1, dim, kKvPage};
+    heads.q_heads = kHeads, heads.rows = kRows;
+    Buffer<float> q(dev, x), rotated(dev, x.size());
+    heads.q = q.data, heads.q_out = rotated.data;
+    std::vector<float> queries = x;
+    tq3_rotate(queries.data(), kRows * width);
+    launch_heads(dev.stream, heads);
+    CHECK(same(rotated.down(dev), queries));
   }
 }
 

@@ -15,26 +15,23 @@ const Block = 32
 type Type struct {
 	// Name as flags and documents write it.
 	Name string
-	// ID in the engine's interface, that of the tensor type in GGUF files; -1 = not assigned.
+	// ID in the engine's interface, that of the tensor type in GGUF files.
 	ID int32
 	// BlockBytes of Block elements with their scale.
 	BlockBytes int64
-	// Cached: engines of this build cache keys and values in it. The others are known to plans of memory alone
-	// (docs/spec/kv-cache.md).
-	Cached bool
 }
 
 // types in the order in which help texts name them.
 var types = [...]Type{
-	{"f16", 1, 64, true},
-	{"f32", 0, 128, true},
-	{"q8_0", 8, 34, true},
-	{"q4_0", 2, 18, true},
-	{"bf16", 30, 64, false},
-	{"q5_1", 7, 24, false},
-	{"q5_0", 6, 22, false},
-	{"q4_1", 3, 20, false},
-	{"tq3_0", -1, 14, false},
+	{"f16", 1, 64},
+	{"f32", 0, 128},
+	{"bf16", 30, 64},
+	{"q8_0", 8, 34},
+	{"q5_1", 7, 24},
+	{"q5_0", 6, 22},
+	{"q4_1", 3, 20},
+	{"q4_0", 2, 18},
+	{"tq3_0", 42, 14},
 }
 
 // All returns the rows of the table.
@@ -44,23 +41,34 @@ func All() []Type { return types[:] }
 func Parse(name string) (Type, error) {
 	i := slices.IndexFunc(types[:], func(t Type) bool { return strings.EqualFold(t.Name, name) })
 	if i < 0 {
-		return Type{}, fmt.Errorf("unknown type of cached keys and values %q (known: %s)", name, names(false))
+		return Type{}, fmt.Errorf("unknown type of cached keys and values %q (known: %s)", name, names())
 	}
 	return types[i], nil
 }
 
-// Vars are the variables that tags of flags may use: kv_types are the names of those that engines of this build cache,
-// kv_known those of all.
-func Vars() map[string]string {
-	return map[string]string{"kv_types": names(true), "kv_known": names(false)}
+// Auto is the name that flags take for a type that the engine chooses by memory. It is no type.
+const Auto = "auto"
+
+// Name of the type with an id of the engine's interface; "" of others.
+func Name(id int32) string {
+	for _, t := range types {
+		if t.ID == id {
+			return t.Name
+		}
+	}
+	return ""
 }
 
-func names(cached bool) string {
+// Vars are the variables that tags of flags may use: kv_types are the names of all types, kv_choices these and Auto.
+func Vars() map[string]string {
+	return map[string]string{"kv_types": names(), "kv_choices": names() + ", " + Auto}
+}
+
+// names lists all types.
+func names() string {
 	var out []string
 	for _, t := range types {
-		if t.Cached || !cached {
-			out = append(out, t.Name)
-		}
+		out = append(out, t.Name)
 	}
 	return strings.Join(out, ", ")
 }

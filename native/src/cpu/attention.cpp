@@ -13,15 +13,10 @@
 namespace tnd::cpu {
 namespace {
 
-// Code of element d of a block's row of codes: `codes` holds 32 int8 or 16 bytes of nibbles, `step` bytes apart.
-float load_code(KvType t, const uint8_t* codes, int d, int step) {
-  if (t == KvType::kQ8_0) return static_cast<int8_t>(codes[d * step]);
-  const int byte = codes[d % 16 * step];
-  return static_cast<float>((d < 16 ? byte & 15 : byte >> 4) - 8);
-}
-
 float load_plain(KvType t, const void* p, size_t i) {
-  return t == KvType::kF32 ? static_cast<const float*>(p)[i] : f16_to_f32(static_cast<const uint16_t*>(p)[i]);
+  if (t == KvType::kF32) return static_cast<const float*>(p)[i];
+  const uint16_t bits = static_cast<const uint16_t*>(p)[i];
+  return t == KvType::kF16 ? f16_to_f32(bits) : bf16_to_f32(bits);
 }
 
 // Bytes of a block of 32 elements.
@@ -35,7 +30,7 @@ float load_key(const KvLayout& l, const void* k, int32_t slot, int d) {
   const int lane = slot % 16;
   if (!kv_quantised(l.k_type)) return load_plain(l.k_type, tile, static_cast<size_t>(d) * 16 + lane);
   const uint8_t* block = tile + static_cast<size_t>(d / kKvBlock) * 16 * block_size(l.k_type);
-  return load_code(l.k_type, block + 32 + lane, d % kKvBlock, 16) * f16_to_f32(load_u16(block + 2 * lane));
+  return tile_element(l.k_type, block, lane, d % kKvBlock);
 }
 
 // Element d of a value row; v is the head's cache.
@@ -43,7 +38,7 @@ float load_value(const KvLayout& l, const void* v, int32_t slot, int d) {
   const auto* row = static_cast<const uint8_t*>(v) + static_cast<size_t>(slot) * l.v_row_bytes();
   if (!kv_quantised(l.v_type)) return load_plain(l.v_type, row, static_cast<size_t>(d));
   const uint8_t* block = row + static_cast<size_t>(d / kKvBlock) * block_size(l.v_type);
-  return load_code(l.v_type, block + 2, d % kKvBlock, 1) * f16_to_f32(load_u16(block));
+  return block_element(l.v_type, block, d % kKvBlock);
 }
 
 template <size_t N>
@@ -57,12 +52,12 @@ void for_key(const KvLayout& l, int32_t slot, F&& f) {
     for (size_t d = 0; d < dim; d++) f(tile + (d * 16 + lane) * size, d * size, size);
   };
   if (l.k_type == KvType::kF32) return plain(Bytes<4>());
-  if (l.k_type == KvType::kF16) return plain(Bytes<2>());
-  const size_t block = block_size(l.k_type);
+  if (!kv_quantised(l.k_type)) return plain(Bytes<2>());
+  const size_t block = block_size(l.k_type), halves = static_cast<size_t>(kv_block_halves(l.k_type)) * 2;
   for (size_t b = 0; b < dim / kKvBlock; b++) {
     const size_t at = tile + b * 16 * block, row = b * block;
-    f(at + 2 * lane, row, Bytes<2>());
-    for (size_t i = 2; i < block; i++) f(at + i * 16 + lane, row + i, Bytes<1>());
+    for (size_t i = 0; i < halves; i += 2) f(at + i * 16 + 2 * lane, row + i, Bytes<2>());
+    for (size_t i = halves; i < block; i++) f(at + i * 16 + lane, row + i, Bytes<1>());
   }
 }
 
@@ -94,6 +89,10 @@ const void* encode_row(KvType t, const float* x, int dim, void* room) {
   for (int d = 0; d < dim; d++) {
     const float v = x[d] > kKvLargest ? kKvLargest : x[d] < -kKvLargest ? -kKvLargest : x[d];
     kept[d] = v == v ? v : 0.0f;
+  }
+  if (t == KvType::kTQ3_0) {
+    tq3_encode(kept, room, dim);
+    return room;
   }
   (void)quantise_row(static_cast<DType>(t), kept, room, static_cast<uint64_t>(dim));  // whole blocks: cannot fail
   return room;

@@ -10,7 +10,9 @@
 //   segments merge ascending into the running (M, L, O), the first one copied:
 //     M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L = fma(L, a, l*b), O[d] = fma(O[d], a, o[d]*b)
 //   result O[d] / L; a query that sees nothing gives zeros.
-// k_j[d] and v_j[d] are the cached values as f32; of a block, code * scale, rounded never (NUMERICS.md).
+// k_j[d] and v_j[d] are the cached values as f32; of a block, code * scale, rounded never, or code * scale + minimum,
+// rounded once (NUMERICS.md). Of TQ3_0 they are the rotated ones: callers rotate queries before and outputs back
+// afterwards (core/tq3.h).
 // Nothing depends on slots or pages: a key has the same effect whether it waits at slot n+17 of a tree or was committed
 // at n+3, and wherever its page lies in the pool.
 #pragma once
@@ -27,15 +29,17 @@ using tnd::KvType;
 
 // Pool of a layer: the pages of all sequences. Head-major; per head
 //   K [capacity/16 tiles], V [capacity][dim]
-//   a tile of F32 or F16: [dim][16 positions] (16 keys lie in the lanes of one vector)
-//   a tile of Q8_0 or Q4_0: per block of 32 dims [16 positions] scales (halves), then codes [32 dims][16 positions] in
-//   int8, or nibbles [16 dims][16 positions]: dim j low, dim j + 16 high
-// Rows of V are in the type's portable form (ggml blocks). A slot holds one position's row of all heads. Both bases
-// 64-byte aligned.
+//   a tile of F32, F16 or BF16: [dim][16 positions] (16 keys lie in the lanes of one vector)
+//   a tile of blocks: per block of 32 dims the portable blocks of the 16 positions side by side: [16] scales and [16]
+//   minima (halves; minima where the type has them), then every byte behind them as [16 positions]: four of fifth bits
+//   where the type has them (byte i holds those of dims 8 i to 8 i + 7), then codes, 32 int8 or 16 of nibbles (dim j
+//   low, dim j + 16 high), or 8 of two bits (byte i: dims 4 i to 4 i + 3) and 4 of third bits
+// Rows of V are in the type's portable form (ggml blocks; docs/spec/kv-cache.md section 3.1). A slot holds one
+// position's row of all heads. Both bases 64-byte aligned.
 struct KvLayout {
   KvType k_type = KvType::kF16;
   KvType v_type = KvType::kF16;
-  int32_t dim = 0;  // head size, multiple of 16 (of 32 where a type is quantised), at most 512
+  int32_t dim = 0;  // head size, multiple of 16 and of kv_group of both types, at most 512
   int32_t kv_heads = 0;
   int32_t capacity = 0;  // slots, multiple of kKvPage
 
@@ -51,7 +55,7 @@ struct KvLayout {
 };
 
 // kv_store writes the rows k, v [kv_heads, dim] of one position to `slot` (F16: round to nearest even, overflow to
-// infinity as the format has it; Q8_0, Q4_0: values beyond +-kKvLargest become that, NaN becomes 0).
+// infinity as the format has it; BF16 and blocks: values beyond +-kKvLargest become that, NaN becomes 0).
 void kv_store(const KvLayout& l, void* k_cache, void* v_cache, int32_t slot, const float* k, const float* v);
 // kv_move copies the rows of slot `from` to slot `to`.
 void kv_move(const KvLayout& l, void* k_cache, void* v_cache, int32_t from, int32_t to);

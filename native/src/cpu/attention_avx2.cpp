@@ -7,6 +7,10 @@
 namespace tnd::cpu {
 namespace {
 
+struct Bf16 {
+  uint16_t bits;
+};
+
 struct V {
   using T = __m256;
   static constexpr int W = 8;
@@ -15,14 +19,43 @@ struct V {
   static T set(float x) { return _mm256_set1_ps(x); }
   static T load(const float* p) { return _mm256_loadu_ps(p); }
   static T load(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+  static T load(const Bf16* p) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+  }
   static T codes8(const uint8_t* p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
   }
-  static T codes4(const uint8_t* p, int shift) {
-    const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-    const __m256i n = _mm256_and_si256(_mm256_srl_epi32(bytes, _mm_cvtsi32_si128(shift)), _mm256_set1_epi32(15));
-    return _mm256_cvtepi32_ps(_mm256_sub_epi32(n, _mm256_set1_epi32(8)));
+  using I = __m256i;
+  static I bytes(const uint8_t* p) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   }
+  static I nibbles(const uint8_t* p, int shift) {
+    return _mm256_and_si256(_mm256_srl_epi32(bytes(p), _mm_cvtsi32_si128(shift)), _mm256_set1_epi32(15));
+  }
+  static I fifths(const uint8_t* p, int shift) {
+    return _mm256_slli_epi32(
+        _mm256_and_si256(_mm256_srl_epi32(bytes(p), _mm_cvtsi32_si128(shift)), _mm256_set1_epi32(1)), 4);
+  }
+  static I fifths(uint32_t bits) {
+    const __m256i lanes = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const __m256i set = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits)), lanes), lanes);
+    return _mm256_and_si256(set, _mm256_set1_epi32(16));
+  }
+  static I pairs(const uint8_t* p, int shift) {
+    return _mm256_and_si256(_mm256_srl_epi32(bytes(p), _mm_cvtsi32_si128(shift)), _mm256_set1_epi32(3));
+  }
+  static I pairs(uint32_t bits) {
+    const __m256i shifts = _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14);
+    return _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(bits)), shifts), _mm256_set1_epi32(3));
+  }
+  static T rotated(I pairs, I fifths) {
+    const __m256 values = _mm256_setr_ps(tq3_value(0), tq3_value(1), tq3_value(2), tq3_value(3), tq3_value(4),
+                                         tq3_value(5), tq3_value(6), tq3_value(7));
+    return _mm256_permutevar8x32_ps(values, join(pairs, _mm256_srli_epi32(fifths, 2)));
+  }
+  static I join(I a, I b) { return _mm256_or_si256(a, b); }
+  static T number(I code, int excess) { return _mm256_cvtepi32_ps(_mm256_sub_epi32(code, _mm256_set1_epi32(excess))); }
   static T half(const uint8_t* p) {
     short h;
     __builtin_memcpy(&h, p, sizeof h);

@@ -5,7 +5,7 @@
 // queries share every K and V vector: K tiles lie transposed, so a lane is a key, and V rows lie plain, so a lane is a
 // dimension; both products are broadcast-fma kernels of NQ queries x NV vectors in registers. Cached halves and blocks
 // are converted to f32 once per work item into a panel that stays in L1 (a single query group converts in registers
-// instead, but for keys in blocks).
+// instead, but for keys in blocks or BF16 and values of the rarer types).
 // Bound: the fma units in prefill (2 per cycle), memory in decode.
 #pragma once
 
@@ -51,6 +51,41 @@ struct AttentionKernels {
   // y[i] = half of x[i], round to nearest even; n a multiple of 16.
   void (*to_half)(const float* x, uint16_t* y, int n);
 };
+// Halves at the start of a block: its scale and, where the type has one, its minimum.
+constexpr int kv_block_halves(KvType t) {
+  return kv_has_minimum(t) ? 2 : 1;
+}
+// Code of element d of a block; `bytes` are those behind its halves, `step` apart. Inlined everywhere: the files of an
+// instruction set must not share functions.
+[[gnu::always_inline]] inline int block_code(KvType t, const uint8_t* bytes, int d, int step) {
+  if (t == KvType::kQ8_0) return static_cast<int8_t>(bytes[d * step]);
+  if (t == KvType::kTQ3_0) {
+    return (bytes[d / 4 * step] >> d % 4 * 2 & 3) | (bytes[(8 + d / 8) * step] >> d % 8 & 1) << 2;
+  }
+  int fifth = 0;
+  if (kv_has_fifth_bits(t)) {
+    fifth = (bytes[d / 8 * step] >> d % 8 & 1) << 4;
+    bytes += 4 * step;
+  }
+  const int byte = bytes[d % 16 * step];
+  const int code = (d < 16 ? byte & 15 : byte >> 4) | fifth;
+  return kv_has_minimum(t) ? code : code - (kv_has_fifth_bits(t) ? 16 : 8);
+}
+[[gnu::always_inline]] inline float block_value(KvType t, int code, uint16_t scale, uint16_t minimum) {
+  if (t == KvType::kTQ3_0) return tq3_value(code) * f16_to_f32(scale);
+  const float product = static_cast<float>(code) * f16_to_f32(scale);
+  return kv_has_minimum(t) ? product + f16_to_f32(minimum) : product;
+}
+// Element d of a block in portable form, and of the block of position `lane` of a tile.
+[[gnu::always_inline]] inline float block_element(KvType t, const uint8_t* block, int d) {
+  const int halves = kv_block_halves(t);
+  return block_value(t, block_code(t, block + 2 * halves, d, 1), load_u16(block), load_u16(block + 2));
+}
+[[gnu::always_inline]] inline float tile_element(KvType t, const uint8_t* block, int lane, int d) {
+  const int halves = kv_block_halves(t);
+  return block_value(t, block_code(t, block + 32 * halves + lane, d, 16), load_u16(block + 2 * lane),
+                     load_u16(block + 32 + 2 * lane));
+}
 // The table of the instruction set in use; nullptr = scalar.
 const AttentionKernels* attention_kernels();
 extern const AttentionKernels kAttentionAvx2;

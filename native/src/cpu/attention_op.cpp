@@ -40,6 +40,7 @@ void CpuBackend::attention(const AttentionLayer& w, int layer, const AttentionPl
             std::memcpy(q, src, static_cast<size_t>(dim) * sizeof(float));
           }
           kernels.rope(q, cos, sin, half);
+          if (kv_rotated(shape.kv.k_type)) tq3_rotate(q, dim);
         }
       }
       float* k = io.k + row * kv_width;
@@ -64,11 +65,13 @@ void CpuBackend::attention(const AttentionLayer& w, int layer, const AttentionPl
   }
   cpu::attention(pool_, shape, attention_groups_, n_groups, attention_scratch_);
 
-  if (w.gated) {
+  const bool rotated = kv_rotated(shape.kv.v_type);
+  if (w.gated || rotated) {
     each_row(pool_, rows, static_cast<int>(out_width), [&](int r) {
       for (int h = 0; h < w.q_heads; ++h) {
         float* o = query_ + r * out_width + h * dim;
-        kernels.sigmoid_gate(o, io.q + r * q_width + h * q_step + dim, dim, o);
+        if (rotated) tq3_unrotate(o, dim);
+        if (w.gated) kernels.sigmoid_gate(o, io.q + r * q_width + h * q_step + dim, dim, o);
       }
     });
   }

@@ -1,7 +1,10 @@
 // The vector form of attention, over a vector type V of W lanes:
-//   V::T, V::W, V::kMaxQueries; zero, load(const float*), load(const uint16_t* halves), store, set(float),
-//   load_one(const float*) (broadcast), fma(a, b, c), add, mul, div, max, exp(T); codes8(p) are W int8 as floats,
-//   codes4(p, shift) the nibbles at `shift` of W bytes minus 8, half(p) one half for all lanes.
+//   V::T, V::W, V::kMaxQueries; zero, load(const float*), load(const uint16_t* halves), load(const Bf16*), store,
+//   set(float), load_one(const float*) (broadcast), fma(a, b, c), add, mul, div, max, exp(T); codes8(p) are W int8 as
+//   floats, half(p) one half for all lanes; of integers V::I: nibbles(p, shift) those at `shift` of W bytes,
+//   fifths(p, shift) 16 where bit `shift` of W bytes is set, fifths(bits) 16 where bit i is set in lane i, join(a, b)
+//   both, number(code, excess) code - excess as floats; pairs(p, shift) two bits at `shift` of W bytes, pairs(bits)
+//   bits 2 i and 2 i + 1 in lane i, rotated(pairs, fifths) what a TQ3_0 of these low and third bits is of its scale.
 // Included by the files of an instruction set only, inside an unnamed namespace, after their vector type.
 // See attention_kernel.h for the idea and attention.h for the contract.
 
@@ -38,15 +41,53 @@ inline size_t segment_slot(const int32_t* pages, int key) {
   return static_cast<size_t>(kv_slot(pages, key));
 }
 
-// Cells of a cache: float, uint16_t (halves), or these for blocks of 32 with a scale.
-struct Q8 {
-  static constexpr int kBlock = 34;  // bytes
+// Cells of a cache: float, uint16_t (halves), blocks of 32 with a scale (values of the types that most caches have), or
+// AnyCell, of a type known at run time, which kernels read as what it expands to: code for every pair of types would
+// take minutes to compile.
+template <KvType TYPE>
+struct Block {
+  static constexpr KvType kType = TYPE;
+  static constexpr int kBytes = static_cast<int>(kv_stored_bytes(TYPE, kKvBlock));
+  static constexpr int kHalves = kv_block_halves(TYPE);
+  static constexpr int kFifthBytes = kv_has_fifth_bits(TYPE) ? 4 : 0;
+  static constexpr int kExcess = kv_has_minimum(TYPE) ? 0 : kv_has_fifth_bits(TYPE) ? 16 : 8;  // of nibbles
 };
-struct Q4 {
-  static constexpr int kBlock = 18;
-};
+struct AnyCell {};
 template <typename Cell>
-constexpr bool kBlocks = std::is_same_v<Cell, Q8> || std::is_same_v<Cell, Q4>;
+constexpr bool kAny = std::is_same_v<Cell, AnyCell>;
+template <typename Cell>
+constexpr bool kBlocks = false;
+template <KvType TYPE>
+constexpr bool kBlocks<Block<TYPE>> = true;
+
+// Calls f with a value of the cell type of an AnyCell.
+template <typename F>
+inline __attribute__((always_inline)) auto with_any(KvType t, F&& f) {
+  switch (t) {
+    case KvType::kBF16:
+      return f(Bf16());
+    case KvType::kQ8_0:
+      return f(Block<KvType::kQ8_0>());
+    case KvType::kQ5_1:
+      return f(Block<KvType::kQ5_1>());
+    case KvType::kQ5_0:
+      return f(Block<KvType::kQ5_0>());
+    case KvType::kQ4_1:
+      return f(Block<KvType::kQ4_1>());
+    case KvType::kTQ3_0:
+      return f(Block<KvType::kTQ3_0>());
+    default:
+      return f(Block<KvType::kQ4_0>());
+  }
+}
+
+// Elements of codes, of what the scale and, where the type has one, the minimum are.
+template <typename Cell>
+inline __attribute__((always_inline)) typename V::T block_values(typename V::T code, typename V::T scale,
+                                                                 typename V::T minimum) {
+  if constexpr (Cell::kHalves == 2) return V::fma(code, scale, minimum);  // the product is exact
+  return V::mul(code, scale);
+}
 
 // Value rows of a head, from some dimension on.
 template <typename Cell>
@@ -71,13 +112,43 @@ struct Values<Cell> {
   typename V::T load(size_t r, int d) const {
     const auto* b = reinterpret_cast<const uint8_t*>(block(r, first + d));
     const int in = (first + d) % kKvBlock;
-    if constexpr (std::is_same_v<Cell, Q8>) return V::mul(V::codes8(b + 2 + in), V::half(b));
-    return V::mul(V::codes4(b + 2 + in % 16, in / 16 * 4), V::half(b));
+    const uint8_t* bytes = b + 2 * Cell::kHalves;
+    const typename V::T scale = V::half(b), minimum = Cell::kHalves == 2 ? V::half(b + 2) : V::zero();
+    if constexpr (Cell::kType == KvType::kQ8_0) {
+      return block_values<Cell>(V::codes8(bytes + in), scale, minimum);
+    } else if constexpr (Cell::kType == KvType::kTQ3_0) {
+      return V::mul(
+          V::rotated(V::pairs(load_u32(bytes + in / 16 * 4) >> in % 16 * 2), V::fifths(load_u32(bytes + 8) >> in)),
+          scale);
+    } else {
+      typename V::I code = V::nibbles(bytes + Cell::kFifthBytes + in % 16, in / 16 * 4);
+      if constexpr (Cell::kFifthBytes > 0) code = V::join(code, V::fifths(load_u32(bytes) >> in));
+      return block_values<Cell>(V::number(code, Cell::kExcess), scale, minimum);
+    }
   }
   const Cell* block(size_t r, int d) const {
     return reinterpret_cast<const Cell*>(reinterpret_cast<const char*>(base) + r * row_bytes +
-                                         d / kKvBlock * Cell::kBlock);
+                                         d / kKvBlock * Cell::kBytes);
   }
+};
+
+template <typename Cell>
+inline Values<Cell> values_of(const void* base, size_t row_bytes, int first) {
+  return Values<Cell>{static_cast<const Cell*>(base), row_bytes}.from(first);
+}
+// Single rows outside of what all queries of a group see; the others are expanded by expand_row.
+__attribute__((noinline)) typename V::T load_any(KvType t, const void* row, int d) {
+  return with_any(t, [&](auto cell) { return values_of<decltype(cell)>(row, 0, d).load(0, 0); });
+}
+template <>
+struct Values<AnyCell> {
+  const char* base;
+  size_t row_bytes;
+  KvType type;
+  int first = 0;  // dimension within the row
+  Values from(int d) const { return {base, row_bytes, type, first + d}; }
+  Values below(size_t rows) const { return {base + rows * row_bytes, row_bytes, type, first}; }
+  typename V::T load(size_t r, int d) const { return load_any(type, base + r * row_bytes, first + d); }
 };
 
 // scores[i][key] = scale * sum_d q[d][i] * k[d][key] for NQ queries and NV vectors of keys.
@@ -305,68 +376,90 @@ constexpr int vectors_for(int nq) {
 // Width values of a row, as floats.
 template <typename Cell>
 inline void expand_row(const Values<Cell>& from, size_t row, int width, float* dst) {
-  for (int d = 0; d < width; d += V::W) V::store(dst + d, from.load(row, d));
+  if constexpr (kAny<Cell>) {
+    with_any(from.type, [&](auto cell) {
+      expand_row(values_of<decltype(cell)>(from.base, from.row_bytes, from.first), row, width, dst);
+    });
+  } else {
+    for (int d = 0; d < width; d += V::W) V::store(dst + d, from.load(row, d));
+  }
+}
+
+// Blocks of keys of n tiles as f32.
+template <typename Cell>
+inline void expand_blocks(const uint8_t* block, int n, float* dst) {
+  for (int i = 0; i < n; i++, block += 16 * Cell::kBytes, dst += kKvBlock * 16) {
+    for (int v = 0; v < 16; v += V::W) {
+      const auto* halves = reinterpret_cast<const uint16_t*>(block) + v;
+      const typename V::T scale = V::load(halves), minimum = Cell::kHalves == 2 ? V::load(halves + 16) : V::zero();
+      const uint8_t* bytes = block + 32 * Cell::kHalves + v;
+      for (int d = 0; d < kKvBlock; d++) {
+        typename V::T code;
+        if constexpr (Cell::kType == KvType::kQ8_0) {
+          code = V::codes8(bytes + d * 16);
+        } else if constexpr (Cell::kType == KvType::kTQ3_0) {
+          code = V::rotated(V::pairs(bytes + d / 4 * 16, d % 4 * 2), V::fifths(bytes + (8 + d / 8) * 16, d % 8));
+        } else {
+          typename V::I c = V::nibbles(bytes + (Cell::kFifthBytes + d % 16) * 16, d / 16 * 4);
+          if constexpr (Cell::kFifthBytes > 0) c = V::join(c, V::fifths(bytes + d / 8 * 16, d % 8));
+          code = V::number(c, Cell::kExcess);
+        }
+        V::store(dst + d * 16 + v, block_values<Cell>(code, scale, minimum));
+      }
+    }
+  }
 }
 
 // Keys of n positions (whole tiles) as f32 tiles.
 template <typename Key>
-inline void expand_keys(const Key* tiles, int n, int dim, float* dst) {
-  if constexpr (kBlocks<Key>) {
-    const auto* block = reinterpret_cast<const uint8_t*>(tiles);
-    for (int i = 0; i < n / 16 * (dim / kKvBlock); i++, block += 16 * Key::kBlock) {
-      for (int v = 0; v < 16; v += V::W) {
-        const typename V::T scale = V::load(reinterpret_cast<const uint16_t*>(block) + v);
-        const uint8_t* codes = block + 32 + v;
-        float* to = dst + size_t(i) * kKvBlock * 16 + v;
-        for (int d = 0; d < kKvBlock; d++) {
-          typename V::T code;
-          if constexpr (std::is_same_v<Key, Q8>) {
-            code = V::codes8(codes + d * 16);
-          } else {
-            code = V::codes4(codes + d % 16 * 16, d / 16 * 4);
-          }
-          V::store(to + d * 16, V::mul(code, scale));
-        }
+inline void expand_keys(const KvLayout& kv, const Key* tiles, int n, float* dst) {
+  const auto plain = [&](const auto* from) {
+    for (int i = 0; i < n * kv.dim; i += V::W) V::store(dst + i, V::load(from + i));
+  };
+  if constexpr (kAny<Key>) {
+    with_any(kv.k_type, [&](auto cell) {
+      using Cell = decltype(cell);
+      if constexpr (kBlocks<Cell>) {
+        expand_blocks<Cell>(reinterpret_cast<const uint8_t*>(tiles), n / 16 * (kv.dim / kKvBlock), dst);
+      } else {
+        plain(reinterpret_cast<const Cell*>(tiles));
       }
-    }
+    });
   } else {
-    for (int i = 0; i < n * dim; i += V::W) V::store(dst + i, V::load(tiles + i));
+    plain(tiles);
   }
 }
 
-// Elements of a tile of keys that kernels read: halves and floats as they are, blocks only expanded.
+// Elements of a tile of keys that kernels read.
 template <typename Key>
-using TileCell = std::conditional_t<kBlocks<Key>, float, Key>;
+using TileCell = std::conditional_t<kAny<Key>, float, Key>;
 
 // The tile that holds a slot's key.
 template <typename Key>
-inline const Key* key_tile(const Key* k, int dim, int slot) {
-  if constexpr (kBlocks<Key>) {
-    const size_t bytes = size_t(dim / kKvBlock) * 16 * Key::kBlock;
-    return reinterpret_cast<const Key*>(reinterpret_cast<const char*>(k) + slot / 16 * bytes);
-  } else {
-    return k + size_t(slot / 16) * 16 * dim;
-  }
+inline const Key* key_tile(const KvLayout& kv, const Key* k, int slot) {
+  return reinterpret_cast<const Key*>(reinterpret_cast<const char*>(k) + slot / 16 * (16 * kv.k_row_bytes()));
 }
 
 // column[16 d] = element d of a slot's key.
 template <typename Key>
-inline void gather_key(const Key* k, int dim, int slot, TileCell<Key>* column) {
-  const Key* tile = key_tile(k, dim, slot);
+inline void gather_key(const KvLayout& kv, const Key* k, int slot, TileCell<Key>* column) {
+  const Key* tile = key_tile(kv, k, slot);
   const int lane = slot % 16;
-  if constexpr (kBlocks<Key>) {
-    const auto* block = reinterpret_cast<const uint8_t*>(tile);
-    for (int d0 = 0; d0 < dim; d0 += kKvBlock, block += 16 * Key::kBlock) {
-      const float scale = f16_to_f32(load_u16(block + 2 * lane));
-      const uint8_t* codes = block + 32 + lane;
-      for (int d = 0; d < kKvBlock; d++) {
-        const int code =
-            std::is_same_v<Key, Q8> ? static_cast<int8_t>(codes[d * 16]) : (codes[d % 16 * 16] >> d / 16 * 4 & 15) - 8;
-        column[size_t(d0 + d) * 16] = static_cast<float>(code) * scale;
+  if constexpr (kAny<Key>) {
+    with_any(kv.k_type, [&](auto cell) {
+      using Cell = decltype(cell);
+      if constexpr (kBlocks<Cell>) {
+        const auto* block = reinterpret_cast<const uint8_t*>(tile);
+        for (int d0 = 0; d0 < kv.dim; d0 += kKvBlock, block += 16 * Cell::kBytes) {
+          for (int d = 0; d < kKvBlock; d++) column[size_t(d0 + d) * 16] = tile_element(Cell::kType, block, lane, d);
+        }
+      } else {
+        const auto* cells = reinterpret_cast<const Cell*>(tile) + lane;
+        for (int d = 0; d < kv.dim; d++) column[size_t(d) * 16] = bf16_to_f32(cells[size_t(d) * 16].bits);
       }
-    }
+    });
   } else {
-    for (int d = 0; d < dim; d++) column[size_t(d) * 16] = tile[size_t(d) * 16 + lane];
+    for (int d = 0; d < kv.dim; d++) column[size_t(d) * 16] = tile[size_t(d) * 16 + lane];
   }
 }
 
@@ -417,7 +510,7 @@ void score_tails(const AttentionItem& it, const Key* k, const Span* spans, int g
       const int first = start + j0 - s.row->past;
       if (held != s.row->tail || held_first != first || held_n != n) {
         for (int i = 0; i < 16; i++) {
-          gather_key(k, dim, s.row->tail[first + (i < n ? i : 0)], tile + i);
+          gather_key(shape.kv, k, s.row->tail[first + (i < n ? i : 0)], tile + i);
         }
         held = s.row->tail, held_first = first, held_n = n;
       }
@@ -441,7 +534,7 @@ void pv_segment(const AttentionItem& it, Values<Val> v, const Span* spans, int n
                 const Join* join, const float* a, const float* b, float* const* out, float* panel) {
   const int dim = it.shape->kv.dim;
   const int32_t* pages = it.group->pages + start / kKvPage;
-  const bool one_group = group_size(nq) == nq;
+  const bool one_group = !kAny<Val> && group_size(nq) == nq;
   // Union of the shared ranges: what a panel must hold.
   int ulo = kAttnSegment, uhi = 0;
   for (int i = 0; i < nq; i++) {
@@ -491,11 +584,10 @@ void pv_segment(const AttentionItem& it, Values<Val> v, const Span* spans, int n
             }
           }
         };
-        if (one_group) {
-          slices(v.from(d0), pages);
-        } else {
-          slices(Values<float>{panel, size_t(width) * sizeof(float)}, nullptr);
+        if constexpr (!kAny<Val>) {
+          if (one_group) return slices(v.from(d0), pages);
         }
+        slices(Values<float>{panel, size_t(width) * sizeof(float)}, nullptr);
       });
       q0 += n;
     }
@@ -511,9 +603,13 @@ void block_typed(const AttentionItem& it) {
   const int n_rows = it.row_end - it.row_begin, nq = n_rows * g;
   const AttentionRow* rows = it.group->rows + it.row_begin;
   const Key* k = reinterpret_cast<const Key*>(static_cast<const char*>(it.group->k) + kv.k_head_bytes() * it.kv_head);
-  const Values<Val> v{
-      reinterpret_cast<const Val*>(static_cast<const char*>(it.group->v) + kv.v_head_bytes() * it.kv_head),
-      kv.v_row_bytes()};
+  const char* v_head = static_cast<const char*>(it.group->v) + kv.v_head_bytes() * it.kv_head;
+  const Values<Val> v = [&] {
+    if constexpr (kAny<Val>)
+      return Values<Val>{v_head, kv.v_row_bytes(), kv.v_type};
+    else
+      return values_of<Val>(v_head, kv.v_row_bytes(), 0);
+  }();
   const AttentionScratchLayout lay(dim);
   float* q_t = it.scratch + lay.q;
   float* scores = it.scratch + lay.scores;
@@ -537,8 +633,8 @@ void block_typed(const AttentionItem& it) {
   }
   for (int i = 0; i < nq; i++) run_l[i] = -1;
 
-  // Blocks are always expanded: as many vector operations as converting them in the kernel, and one kernel less.
-  const bool direct = !kBlocks<Key> && (sizeof(Key) == 4 || group_size(nq) == nq);
+  // AnyCell is always expanded: as many vector operations as converting blocks in the kernel, and one kernel less.
+  const bool direct = !kAny<Key> && (sizeof(Key) == 4 || group_size(nq) == nq);
   for (int seg = it.segment_begin; seg < it.segment_end; seg++) {
     const int start = seg * kAttnSegment;
     int lo = kAttnSegment, hi = 0;
@@ -564,11 +660,11 @@ void block_typed(const AttentionItem& it) {
       const int first = lo & ~15, last = (hi + 15) & ~15;
       for (int j = first; j < last;) {
         const int n = imin(direct ? kKvPage - j % kKvPage : 32 - j % 32, last - j);
-        const Key* tile = key_tile(k, dim, kv_slot(pages, j));
+        const Key* tile = key_tile(kv, k, kv_slot(pages, j));
         if (!direct) {
-          expand_keys(tile, n, dim, panel);
+          expand_keys(kv, tile, n, panel);
           score_range(shape, q_t, panel, nq, n, scores + j);
-        } else if constexpr (!kBlocks<Key>) {
+        } else if constexpr (!kAny<Key>) {
           score_range(shape, q_t, tile, nq, n, scores + j);
         }
         j += n;
@@ -607,25 +703,19 @@ void block_typed(const AttentionItem& it) {
   }
 }
 
-// Calls f with a value of the cell type.
-template <typename F>
-inline void with_cell(KvType t, F&& f) {
-  switch (t) {
-    case KvType::kF32:
-      return f(float());
-    case KvType::kF16:
-      return f(uint16_t());
-    case KvType::kQ8_0:
-      return f(Q8());
-    case KvType::kQ4_0:
-      return f(Q4());
-  }
-}
-
 void block(const AttentionItem& it) {
-  with_cell(it.shape->kv.k_type, [&](auto key) {
-    with_cell(it.shape->kv.v_type, [&](auto value) { block_typed<decltype(key), decltype(value)>(it); });
-  });
+  const KvType k_type = it.shape->kv.k_type, v_type = it.shape->kv.v_type;
+  const auto by_value = [&](auto key) {
+    using Key = decltype(key);
+    if (v_type == KvType::kF32) return block_typed<Key, float>(it);
+    if (v_type == KvType::kF16) return block_typed<Key, uint16_t>(it);
+    if (v_type == KvType::kQ8_0) return block_typed<Key, Block<KvType::kQ8_0>>(it);
+    if (v_type == KvType::kQ4_0) return block_typed<Key, Block<KvType::kQ4_0>>(it);
+    block_typed<Key, AnyCell>(it);
+  };
+  if (k_type == KvType::kF32) return by_value(float());
+  if (k_type == KvType::kF16) return by_value(uint16_t());
+  by_value(AnyCell());
 }
 
 void merge(const AttentionItem& it, int32_t query) {

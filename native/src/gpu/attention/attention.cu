@@ -127,13 +127,16 @@ uint64_t attention_scratch_bytes(AttentionMode mode, const KvShape& kv, int q_he
 void launch_attention(Stream& stream, const AttentionArgs& args) {
   const bool exact = args.mode == AttentionMode::kExact, scaled = needs_row_scale(args.acts, args.forms);
   AttentionArgs a = args;
-  if (scaled) a.forms = 0;
+  const bool rotated = kv_rotated(static_cast<KvType>(args.kv.v_type));
+  if (scaled || rotated) a.forms = 0;
+  if (rotated) a.gate = nullptr;
   if (exact) {
     launch_attention_exact(stream, a);
   } else {
     launch_attention_flash<FlashUnit>(stream, a);
   }
-  if (args.forms == 0 || !(exact || scaled)) return;
+  if (rotated) launch_unrotate(stream, args);
+  if (args.forms == 0 || !(exact || scaled || rotated)) return;
   const int64_t width = int64_t{args.q_heads} * args.kv.dim;
   launch_prepare(stream, {args.out, width, args.rows, static_cast<int32_t>(width), args.forms, args.acts, args.live});
 }

@@ -5,7 +5,8 @@
 // never on slots, other rows, their number, the grid or the card.
 //
 // Values in blocks (Q8_0, Q4_0) are code * scale rounded to half, in both: attention over them has the bits of
-// attention over an F16 cache that holds those halves.
+// attention over an F16 cache that holds those halves. Keys and values in TQ3_0 are rotated: launch_heads rotates the
+// queries, and what comes of the values is rotated back before the gate.
 //
 // kExact: the contract of cpu/attention.h, bit for bit (scalar fma chains, segments of 256 positions). Where keys or
 // values are F32 and for devices without matrix instructions of halves.
@@ -77,7 +78,7 @@ enum class AttentionMode { kExact, kFlash };
 // attention_mode picks the contract for a cache on a device. The same for every step of an engine.
 AttentionMode attention_mode(const KvShape& kv, const DeviceInfo& device);
 
-// has_attention_wgmma says whether trees and chains may go by Hopper's wgmma (attention_wgmma.cuh):
+// has_attention_wgmma says whether trees and chains may go by Hopper's wgmma (attention_wgmma.cu):
 // the bits are the same.
 bool has_attention_wgmma(const DeviceInfo& device);
 
@@ -99,7 +100,7 @@ struct AttentionArgs {
   const AttentionTile* tail = nullptr;      // device [n_tail]
   int n_bulk = 0, n_tail = 0;               // tiles; entries with rows = 0 are skipped
   int bulk_rows = 0, tail_rows = 0;         // of the largest tile, or more
-  const void* q = nullptr;                  // [rows, q_heads * dim] normed and rotated: floats, kFlash: halves
+  const void* q = nullptr;                  // [rows, q_heads * dim] of launch_heads: floats, kFlash: halves
   const float* gate = nullptr;          // gate of row r, head h at gate + r * gate_row + h * gate_head; nullptr = none
   int64_t gate_row = 0, gate_head = 0;  // elements
   // [rows, q_heads * dim], times sigmoid(gate); may begin where q does. Scratch when forms != 0.
@@ -112,5 +113,7 @@ struct AttentionArgs {
   bool wgmma = false;        // has_attention_wgmma(), or not to use it
 };
 void launch_attention(Stream& stream, const AttentionArgs& args);
+// launch_unrotate takes the rotation of values in TQ3_0 off `out` in floats, then applies the gate.
+void launch_unrotate(Stream& stream, const AttentionArgs& args);
 
 }  // namespace tnd::gpu

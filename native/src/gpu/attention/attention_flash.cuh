@@ -41,7 +41,7 @@ struct FlashArgs {
   int block_queries = 0;                 // most of a block
   bool spread = false;                   // a tile's queries go to its blocks evenly, by sixteens
   int bulk_blocks = 0, tail_blocks = 0;  // of a tile
-  Divisor bulk_divisor, tail_divisor;    // of their number, for attention_wgmma.cuh
+  Divisor bulk_divisor, tail_divisor;    // of their number, for attention_wgmma.cu
   float* o = nullptr;                    // [rows * q_heads, slots, dim]
   float2* ml = nullptr;                  // [rows * q_heads, slots]: m, l
 };
@@ -556,7 +556,7 @@ template <>
 bool launch_flash_wide<false>(Stream& stream, const FlashArgs& f);
 template <>
 bool launch_flash_wide<true>(Stream& stream, const FlashArgs& f);
-// The form of attention_wgmma.cuh, of caches of halves on cards that have it (has_attention_wgmma).
+// The form of attention_wgmma.cu, of caches of halves on cards that have it (has_attention_wgmma).
 void launch_flash_wgmma(Stream& stream, const FlashArgs& f);
 
 // The widest block of queries that is useful and fits.
@@ -603,8 +603,10 @@ inline uint64_t flash_scratch_bytes(const KvShape& kv, int q_heads, int rows) {
          (static_cast<uint64_t>(kv.dim) + 2) * sizeof(float);
 }
 
+// Keys or values must be unpacked to halves: BLOCKS of the kernels.
 inline bool in_blocks(const KvShape& kv) {
-  return kv_quantised(static_cast<KvType>(kv.k_type)) || kv_quantised(static_cast<KvType>(kv.v_type));
+  const int32_t halves = static_cast<int32_t>(KvType::kF16);
+  return kv.k_type != halves || kv.v_type != halves;
 }
 
 template <class Unit>

@@ -1,4 +1,4 @@
-// What the softmaxes of attention_wide.cuh and attention_wgmma.cuh share.
+// What the softmaxes of attention_wide.cuh and attention_wgmma.cu share.
 #pragma once
 
 #include "core/elementary.h"

@@ -1,13 +1,17 @@
-// Tiles of cached rows for flash attention where keys or values lie in blocks: codes and scales become halves in shared
-// memory, code * scale rounded to nearest even, so that everything behind the tile is that of a cache of halves.
+// Tiles of cached rows for flash attention where keys or values are no halves: they become halves in shared memory,
+// what a block or a BF16 decodes to in f32 rounded to nearest even, so that everything behind the tile is that of a
+// cache of halves.
 //
+// Q8_0 and Q4_0, the types of most caches, never leave halves:
 // A half holds a code exactly and rounds the exact product once, as f32 and a conversion would; a code becomes a half
 // by its bits alone: u in 0..255 under the exponent of 1024 is 1024 + u, and what it exceeds the code by is taken off.
 // Seven instructions for four values. A unit is 16 bytes of codes: 8 halves, 16 bytes or a block of 32 nibbles. Units
-// go to threads so that eight neighbours write the same columns of eight rows: rows start four banks apart.
+// go to threads so that eight neighbours write the same columns of eight rows: rows start four banks apart. The other
+// blocks share a loop that computes in f32.
 //
 // Where copies run in the background they bring codes and scales as they are, a stage or two ahead, and unpack_tile
-// reads shared memory; elsewhere it reads the cache.
+// reads shared memory; elsewhere it reads the cache. Rows of BF16 are always read from the cache: beside a tile of
+// halves, copies of theirs would not leave smaller cards room for a block.
 #pragma once
 
 #include "gpu/attention/attention_device.cuh"
@@ -17,9 +21,9 @@ namespace tnd::gpu {
 // Rows of a head, and where its copied tiles lie.
 struct PackedRows {
   KvType type;
-  const uint8_t* codes;    // [slots][code bytes]
-  const uint16_t* scales;  // [slots][dim / 32]
-  uint8_t* copies;         // shared: [stages] of packed_tile_bytes
+  const uint8_t* codes;   // [slots][code bytes]
+  const uint16_t* heads;  // [slots][dim / 32] words before the codes
+  uint8_t* copies;        // shared: [stages] of packed_tile_bytes
 };
 
 // Bytes from a row of codes to the next in a copied tile: blocks skip four banks a row, halves are read along the row.
@@ -27,16 +31,18 @@ template <int DIM>
 TND_HOST_DEVICE constexpr int packed_stride(KvType type) {
   return static_cast<int>(kv_code_bytes(type, DIM)) + (kv_quantised(type) ? 16 : 0);
 }
-// Copied tile: codes [64][packed_stride], scales [64][DIM / 32].
+// Copied tile: codes [64][packed_stride], heads [64][DIM / 32]. BF16 has none.
 template <int DIM>
 TND_HOST_DEVICE constexpr int packed_tile_bytes(KvType type) {
-  return kAttentionTile * (packed_stride<DIM>(type) + (kv_quantised(type) ? DIM / kKvBlock * 2 : 0));
+  if (type == KvType::kBF16) return 0;
+  return kAttentionTile *
+         (packed_stride<DIM>(type) + (kv_quantised(type) ? DIM / kKvBlock * 2 * kv_head_words(type) : 0));
 }
 
 template <int DIM>
 TND_DEVICE PackedRows packed_rows(int32_t type, const KvShape& kv, void* cache, int head, uint8_t* copies) {
   const KvRow first = kv_row(static_cast<KvType>(type), kv, cache, head, 0);
-  return {static_cast<KvType>(type), first.codes, first.scales, copies};
+  return {static_cast<KvType>(type), first.codes, first.heads, copies};
 }
 
 // The slots of a tile's positions; -1 = not visible to anyone, read as zeros: finite, whatever weight they meet.
@@ -73,6 +79,7 @@ TND_DEVICE int32_t slot_in(const TileSlots& s, int key) {
 // copy_packed starts the copy of a tile to shared memory.
 template <int DIM, int THREADS>
 TND_DEVICE void copy_packed(const PackedRows& rows, uint8_t* to, const TileSlots& slots) {
+  if (rows.type == KvType::kBF16) return;
   const int tid = static_cast<int>(threadIdx.x), stride = packed_stride<DIM>(rows.type);
   const int64_t row = kv_code_bytes(rows.type, DIM);
   const int units = static_cast<int>(row / 16), at = tid % units * 16;
@@ -82,17 +89,17 @@ TND_DEVICE void copy_packed(const PackedRows& rows, uint8_t* to, const TileSlots
     copy_async_16(to + key * stride + at, rows.codes + (slot < 0 ? 0 : slot) * row + at, slot < 0 ? 0 : 16);
   }
   if (!kv_quantised(rows.type)) return;
-  constexpr int kScales = DIM / kKvBlock;
-  uint16_t* scales = reinterpret_cast<uint16_t*>(to + kAttentionTile * stride);
+  const int words = DIM / kKvBlock * kv_head_words(rows.type);  // of a row's heads
+  uint16_t* heads = reinterpret_cast<uint16_t*>(to + kAttentionTile * stride);
   if (plain) {
-    const uint16_t* from = rows.scales + int64_t{slots.base} * kScales;
-    for (int i = tid * 8; i < kAttentionTile * kScales; i += THREADS * 8) copy_async_16(scales + i, from + i);
+    const uint16_t* from = rows.heads + int64_t{slots.base} * words;
+    for (int i = tid * 8; i < kAttentionTile * words; i += THREADS * 8) copy_async_16(heads + i, from + i);
     return;
   }
-  // A row's scales are too short for a copy in the background.
-  for (int i = tid; i < kAttentionTile * kScales; i += THREADS) {
-    const int32_t slot = slot_in(slots, i / kScales);
-    scales[i] = slot < 0 ? uint16_t{0} : rows.scales[int64_t{slot} * kScales + i % kScales];
+  // A row's heads are too short for a copy in the background.
+  for (int i = tid; i < kAttentionTile * words; i += THREADS) {
+    const int32_t slot = slot_in(slots, i / words);
+    heads[i] = slot < 0 ? uint16_t{0} : rows.heads[int64_t{slot} * words + i % words];
   }
 }
 
@@ -124,7 +131,7 @@ TND_DEVICE void unpack_typed(uint16_t* tile, const PackedRows& rows, const uint8
       if (blocks) scale = reinterpret_cast<const uint16_t*>(copied + kAttentionTile * kCopied)[key * kScales + block];
     } else if (const int32_t slot = slot_in(slots, key); slot >= 0) {
       codes = *reinterpret_cast<const uint4*>(rows.codes + int64_t{slot} * kRow + unit * 16);
-      if (blocks) scale = rows.scales[int64_t{slot} * kScales + block];
+      if (blocks) scale = rows.heads[int64_t{slot} * kScales + block];
     }
     scale |= scale << 16;
     uint16_t* to = tile + key * STRIDE + unit * kElems;
@@ -144,15 +151,117 @@ TND_DEVICE void unpack_typed(uint16_t* tile, const PackedRows& rows, const uint8
   }
 }
 
-// unpack_tile writes the tile [64][STRIDE] of halves, from a copied tile or (COPIED false) from the cache.
+// Blocks of nibbles with a minimum or fifth bits, a unit a block.
+template <int DIM, int STRIDE, int THREADS, bool COPIED>
+TND_DEVICE void unpack_nibbles(uint16_t* tile, const PackedRows& rows, const uint8_t* copied, const TileSlots& slots) {
+  constexpr int kUnits = DIM / kKvBlock, kRow = DIM / 2, kCopied = packed_stride<DIM>(KvType::kQ5_1);
+  const int words = kv_head_words(rows.type);
+  const bool minimum = kv_has_minimum(rows.type), five = kv_has_fifth_bits(rows.type);
+  const float excess = minimum ? 0.0f : 16.0f;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < kAttentionTile * kUnits; i += THREADS) {
+    const int key = i / (8 * kUnits) * 8 + i % 8, unit = i / 8 % kUnits;
+    uint4 codes = make_uint4(0, 0, 0, 0);
+    const uint16_t* head = nullptr;
+    if constexpr (COPIED) {
+      codes = *reinterpret_cast<const uint4*>(copied + key * kCopied + unit * 16);
+      head = reinterpret_cast<const uint16_t*>(copied + kAttentionTile * kCopied) + (key * kUnits + unit) * words;
+    } else if (const int32_t slot = slot_in(slots, key); slot >= 0) {
+      codes = *reinterpret_cast<const uint4*>(rows.codes + int64_t{slot} * kRow + unit * 16);
+      head = rows.heads + (int64_t{slot} * kUnits + unit) * words;
+    }
+    // Adding -0 changes nothing, not even the sign of a zero.
+    float scale = 0.0f, least = -0.0f;
+    uint32_t fifths = 0;
+    if (head != nullptr) {
+      scale = half_to_float(head[0]);
+      if (minimum) least = half_to_float(head[1]);
+      if (five) fifths = kv_fifth_bits(rows.type, head);
+    }
+    const uint32_t quads[] = {codes.x, codes.y, codes.z, codes.w};
+    uint16_t* to = tile + key * STRIDE + unit * kKvBlock;
+#pragma unroll
+    for (int quad = 0; quad < 8; ++quad) {  // of four elements
+      // Bit i of the four goes to bit 4 of byte i.
+      const uint32_t fifth = (fifths >> (4 * quad) & 15) * 0x00204081u & 0x01010101u;
+      const uint32_t u = (quads[quad % 4] >> (quad / 4 * 4) & 0x0F0F0F0Fu) | fifth << 4;
+      const auto value = [&](int at) { return fmaf(static_cast<float>(u >> at & 255) - excess, scale, least); };
+      *reinterpret_cast<uint2*>(to + quad * 4) =
+          make_uint2(pack_halves(value(0), value(8)), pack_halves(value(16), value(24)));
+    }
+  }
+}
+
+// Blocks of TQ3_0. Its eight values of a scale are four halves and their negatives.
+template <int DIM, int STRIDE, int THREADS, bool COPIED>
+TND_DEVICE void unpack_rotated(uint16_t* tile, const PackedRows& rows, const uint8_t* copied, const TileSlots& slots) {
+  constexpr int kUnits = DIM / kKvBlock, kRow = DIM / 4, kCopied = packed_stride<DIM>(KvType::kTQ3_0), kWords = 3;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < kAttentionTile * kUnits; i += THREADS) {
+    const int key = i / (8 * kUnits) * 8 + i % 8, unit = i / 8 % kUnits;
+    uint2 codes = make_uint2(0, 0);
+    const uint16_t* head = nullptr;
+    if constexpr (COPIED) {
+      codes = *reinterpret_cast<const uint2*>(copied + key * kCopied + unit * 8);
+      head = reinterpret_cast<const uint16_t*>(copied + kAttentionTile * kCopied) + (key * kUnits + unit) * kWords;
+    } else if (const int32_t slot = slot_in(slots, key); slot >= 0) {
+      codes = *reinterpret_cast<const uint2*>(rows.codes + int64_t{slot} * kRow + unit * 8);
+      head = rows.heads + (int64_t{slot} * kUnits + unit) * kWords;
+    }
+    const float scale = head != nullptr ? half_to_float(head[0]) : 0.0f;
+    const uint32_t third = head != nullptr ? kv_fifth_bits(KvType::kTQ3_0, head) : 0xFFFFFFFFu;
+    const uint32_t small = pack_halves(tq3_magnitude(0) * scale, tq3_magnitude(1) * scale),
+                   large = pack_halves(tq3_magnitude(2) * scale, tq3_magnitude(3) * scale);
+    uint16_t* to = tile + key * STRIDE + unit * kKvBlock;
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {  // of eight elements
+      const uint32_t low = (part < 2 ? codes.x : codes.y) >> (part % 2 * 16), signs = third >> (8 * part);
+      const auto pair = [&](int at) {
+        const uint32_t a = signs >> at & 1, b = signs >> (at + 1) & 1;
+        // Magnitudes descend where the third bit is clear.
+        const uint32_t i = (low >> (2 * at) & 3) ^ (a != 0 ? 0u : 3u),
+                       j = (low >> (2 * at + 2) & 3) ^ (b != 0 ? 0u : 3u);
+        const uint32_t both = byte_perm(small, large, i * 0x22u + 0x10u + (j * 0x22u + 0x10u) * 0x100u);
+        return both ^ ((a ^ 1) << 15 | (b ^ 1) << 31);
+      };
+      *reinterpret_cast<uint4*>(to + part * 8) = make_uint4(pair(0), pair(2), pair(4), pair(6));
+    }
+  }
+}
+
+// Rows of BF16, from the cache.
+template <int DIM, int STRIDE, int THREADS>
+TND_DEVICE void unpack_bfloats(uint16_t* tile, const PackedRows& rows, const TileSlots& slots) {
+  constexpr int kUnits = DIM / 8;  // of 16 bytes
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < kAttentionTile * kUnits; i += THREADS) {
+    const int key = i / kUnits, at = i % kUnits * 8;
+    const int32_t slot = slot_in(slots, key);
+    uint4 x = make_uint4(0, 0, 0, 0);
+    if (slot >= 0) x = *reinterpret_cast<const uint4*>(rows.codes + (int64_t{slot} * DIM + at) * 2);
+    const auto both = [](uint32_t pair) {
+      return pack_halves(bfloat_to_float(static_cast<uint16_t>(pair)),
+                         bfloat_to_float(static_cast<uint16_t>(pair >> 16)));
+    };
+    *reinterpret_cast<uint4*>(tile + key * STRIDE + at) = make_uint4(both(x.x), both(x.y), both(x.z), both(x.w));
+  }
+}
+
+// unpack_tile writes the tile [64][STRIDE] of halves, from a copied tile or (COPIED false, BF16) from the cache.
 template <int DIM, int STRIDE, int THREADS, bool COPIED>
 TND_DEVICE void unpack_tile(uint16_t* tile, const PackedRows& rows, const uint8_t* copied, const TileSlots& slots) {
   if (rows.type == KvType::kQ8_0) {
     unpack_typed<KvType::kQ8_0, DIM, STRIDE, THREADS, COPIED>(tile, rows, copied, slots);
   } else if (rows.type == KvType::kQ4_0) {
     unpack_typed<KvType::kQ4_0, DIM, STRIDE, THREADS, COPIED>(tile, rows, copied, slots);
-  } else {
+  } else if (rows.type == KvType::kF16) {
     unpack_typed<KvType::kF16, DIM, STRIDE, THREADS, COPIED>(tile, rows, copied, slots);
+  } else if (rows.type == KvType::kBF16) {
+    unpack_bfloats<DIM, STRIDE, THREADS>(tile, rows, slots);
+  } else if (rows.type == KvType::kTQ3_0) {
+    unpack_rotated<DIM, STRIDE, THREADS, COPIED>(tile, rows, copied, slots);
+  } else {
+    unpack_nibbles<DIM, STRIDE, THREADS, COPIED>(tile, rows, copied, slots);
   }
 }
 

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads) kv_move_kernel(KvMoveArgs a) {
   const KvRow first = kv_row(type, a.shape, keys ? cache.k : cache.v, head, 0);
   move_rows<uint4>(first.codes, kv_code_bytes(type, a.shape.dim), a);
   if (kv_quantised(type)) {
-    move_rows<uint16_t>(reinterpret_cast<uint8_t*>(first.scales), a.shape.dim / kKvBlock * 2, a);
+    move_rows<uint16_t>(reinterpret_cast<uint8_t*>(first.heads), a.shape.dim / kKvBlock * 2 * kv_head_words(type), a);
   }
 }
 
@@ -69,8 +69,8 @@ __global__ void __launch_bounds__(kThreads) kv_rows_kernel(KvRowsArgs a) {
   }
 }
 
-// The same with blocks on either side: in halves, since a portable block has 34 or 18 bytes and whatever follows it is
-// aligned to no more.
+// The same with blocks on either side: in halves, since a portable block is a multiple of two bytes and whatever
+// follows it is aligned to no more.
 template <bool TO_ROWS>
 __global__ void __launch_bounds__(kThreads) kv_block_rows_kernel(KvRowsArgs a) {
   const int64_t slot = kv_slot(a.pages, a.first + static_cast<int32_t>(blockIdx.x));
@@ -83,12 +83,19 @@ __global__ void __launch_bounds__(kThreads) kv_block_rows_kernel(KvRowsArgs a) {
         reinterpret_cast<uint16_t*>(static_cast<uint8_t*>(a.rows) + blockIdx.x * (k_all + v_all) + (keys ? 0 : k_all));
     const int head_words = static_cast<int>(kv_stored_bytes(type, a.shape.dim) / 2);
     const int block_words = static_cast<int>(kv_stored_bytes(type, kKvBlock) / 2);
+    const int head = kv_head_words(type), code_words = block_words - head;
     for (int i = static_cast<int>(threadIdx.x); i < head_words * a.shape.heads; i += kThreads) {
       const KvRow row = kv_row(type, a.shape, keys ? a.cache.k : a.cache.v, i / head_words, slot);
       const int in = i % head_words, block = in / block_words, word = in % block_words;
       uint16_t* codes = reinterpret_cast<uint16_t*>(row.codes);
       uint16_t* cell = codes + in;
-      if (kv_quantised(type)) cell = word == 0 ? row.scales + block : codes + block * (block_words - 1) + word - 1;
+      if (kv_rotated(type)) {  // norm, codes, third bits
+        const bool in_codes = word > 0 && word <= code_words;
+        cell = in_codes ? codes + block * code_words + word - 1
+                        : row.heads + block * head + (word == 0 ? 0 : word - code_words);
+      } else if (kv_quantised(type)) {
+        cell = word < head ? row.heads + block * head + word : codes + block * code_words + word - head;
+      }
       if constexpr (TO_ROWS) {
         rows[i] = *cell;
       } else {

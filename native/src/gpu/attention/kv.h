@@ -1,9 +1,10 @@
 // The pool of keys and values of a layer on the device: layout, compaction, portable rows.
 //
-//   F32, F16     K and V [heads][capacity][dim]
-//   Q8_0, Q4_0   K and V [heads], each [capacity] codes of a row, then [capacity][dim / 32] scales (halves): codes of a
-//                row are 16-byte aligned and without gaps. Codes of a block: 32 int8, or 16 bytes of nibbles as in the
-//                portable form (element j low, j + 16 high).
+//   F32, F16, BF16  K and V [heads][capacity][dim]
+//   blocks          K and V [heads], each [capacity] codes of a row, then [capacity][dim / 32] heads of blocks, the
+//                   words before their codes (kv_type.h): codes of a row are 16-byte aligned and without gaps. Codes
+//                   of a block: 32 int8, or 16 bytes of nibbles as in the portable form (element j low, j + 16 high),
+//                   or 8 bytes of two bits (TQ3_0: the third bits are part of the head).
 // A slot holds one position's row of all heads. Values are stored with saturation, never as infinity or NaN: a masked
 // key may meet the weight zero in a matrix instruction and must not spoil other rows.
 #pragma once
@@ -32,7 +33,7 @@ struct KvMoveArgs {
 void launch_kv_move(Stream& stream, const KvMoveArgs& args);
 
 // Rows of positions [first, first + n) by pages between a cache and portable form [n][K row [heads, dim], V row
-// [heads, dim]] in cache types (ggml blocks: scale, then codes), both on the device.
+// [heads, dim]] in cache types (ggml blocks: head, then codes), both on the device.
 struct KvRowsArgs {
   KvShape shape;
   KvCache cache;

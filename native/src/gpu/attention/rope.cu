@@ -1,8 +1,9 @@
 // Sixteen lanes a head, as the sums of the norm want it; a lane reads elements lane, lane + 16, … of its head from its
 // own part of shared memory. Heads of a row: queries, keys, values. DIM: elements of a head, 0 = any up to 512; a step
-// fetches the kernel's code from memory.
+// fetches the kernel's code from memory. ROTATED: keys or values are TQ3_0.
 #include "gpu/attention/kv_device.cuh"
 #include "gpu/attention/rope.h"
+#include "gpu/attention/tq3_device.cuh"
 #include "gpu/math/norm_device.cuh"
 
 namespace tnd::gpu {
@@ -10,7 +11,7 @@ namespace {
 
 constexpr int kHeadsPerBlock = 8;
 
-template <int DIM>
+template <int DIM, bool ROTATED>
 __global__ void __launch_bounds__(16 * kHeadsPerBlock) heads_kernel(HeadsArgs a) {
   TND_DYNAMIC_SHARED(float, shared);  // [heads of the block][dim]
   let_next_start();
@@ -64,11 +65,35 @@ __global__ void __launch_bounds__(16 * kHeadsPerBlock) heads_kernel(HeadsArgs a)
     }
   }
   sync_warp();
-  const bool blocks = kv_quantised(static_cast<KvType>(a.kv.k_type)) || kv_quantised(static_cast<KvType>(a.kv.v_type));
+  const KvType k_type = static_cast<KvType>(a.kv.k_type), v_type = static_cast<KvType>(a.kv.v_type);
+  if constexpr (ROTATED) {
+    for (int group = 0; group < dim / kTq3Group; ++group) {
+      float* from = x + group * kTq3Group + lane;
+      float g[kTq3Per];
+      if (kv_rotated(k_type)) {
+#pragma unroll
+        for (int i = 0; i < kTq3Per; ++i) g[i] = from[16 * i];
+        tq3_transform(g, false);
+#pragma unroll
+        for (int i = 0; i < kTq3Per; ++i) {
+          if (is_q) from[16 * i] = g[i];
+        }
+      }
+      if (a.cache.k == nullptr) continue;
+#pragma unroll
+      for (int i = 0; i < kTq3Per; ++i) g[i] = kv_clean(from[16 * i]);
+      const Tq3Codes codes = tq3_encode_group(g);
+      if (cell.codes != nullptr && kv_rotated(type)) tq3_store_group(cell.codes, cell.heads, group, codes);
+    }
+  }
+  const auto coded = [](KvType t) { return kv_quantised(t) && !(ROTATED && kv_rotated(t)); };
+  const bool blocks = coded(k_type) || coded(v_type);
+  const bool minima = kv_has_minimum(k_type) || kv_has_minimum(v_type);
+  const bool fifths = kv_has_fifth_bits(k_type) || kv_has_fifth_bits(v_type);
   for (int b = 0; a.cache.k != nullptr && blocks && b < dim / kKvBlock; ++b) {  // whole warps find the scales
     const float u = kv_clean(x[b * kKvBlock + lane]), v = kv_clean(x[b * kKvBlock + 16 + lane]);
-    const float extreme = kv_extreme(u, v);
-    if (cell.codes != nullptr && kv_quantised(type)) kv_store_block(type, cell, b, u, v, extreme);
+    const KvCodes codes = kv_encode(type, u, v, minima, fifths);
+    if (cell.codes != nullptr && coded(type)) kv_store_block(type, cell, b, codes);
   }
   if (!live) return;
   if (is_q) {
@@ -98,13 +123,18 @@ void launch_heads(Stream& stream, const HeadsArgs& args) {
   const int heads = (args.q != nullptr ? args.q_heads : 0) + per_kv * args.kv.heads;
   const Dim3 grid{static_cast<unsigned>((heads + kHeadsPerBlock - 1) / kHeadsPerBlock),
                   static_cast<unsigned>(args.rows)};
+  const bool rotated =
+      kv_rotated(static_cast<KvType>(args.kv.k_type)) || kv_rotated(static_cast<KvType>(args.kv.v_type));
+  const auto of_dim = [&]<bool ROTATED>() {
+    return args.kv.dim == 256   ? heads_kernel<256, ROTATED>
+           : args.kv.dim == 128 ? heads_kernel<128, ROTATED>
+                                : heads_kernel<0, ROTATED>;
+  };
+  const auto kernel = rotated ? of_dim.template operator()<true>() : of_dim.template operator()<false>();
   const unsigned bytes = kHeadsPerBlock * static_cast<unsigned>(args.kv.dim) * sizeof(float);
   launch(stream,
          {.grid = grid, .block = {16 * kHeadsPerBlock}, .shared_bytes = bytes, .overlap = true, .name = "heads"},
-         args.kv.dim == 256   ? heads_kernel<256>
-         : args.kv.dim == 128 ? heads_kernel<128>
-                              : heads_kernel<0>,
-         args);
+         kernel, args);
 }
 
 }  // namespace tnd::gpu

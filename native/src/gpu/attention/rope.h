@@ -20,11 +20,12 @@ struct HeadsArgs {
   KvCache cache;                            // of the layer; nullptr = no append
   const float* rope = nullptr;              // [rows, rope_dims]: cos of the pairs, then sin; nullptr = no rotation
   const float* q = nullptr;                 // [rows, q_heads * dim * (gated ? 2 : 1)]; nullptr = only k and v
-  void* q_out = nullptr;                    // [rows, q_heads * dim]; may be q when not gated and no halves
-  bool q_halves = false;                    // q_out: halves as kFlash wants them, else floats
-  float* k = nullptr;                       // [rows, heads * dim], normed and rotated in place; nullptr = only q
-  const float* v = nullptr;                 // [rows, heads * dim]; read when a cache is given
-  const int32_t* live = nullptr;            // device: rows in use, nullptr = all
+  // [rows, q_heads * dim], rotated once more where keys are TQ3_0; may be q when not gated and no halves.
+  void* q_out = nullptr;
+  bool q_halves = false;          // q_out: halves as kFlash wants them, else floats
+  float* k = nullptr;             // [rows, heads * dim], normed and rotated in place; nullptr = only q
+  const float* v = nullptr;       // [rows, heads * dim]; read when a cache is given
+  const int32_t* live = nullptr;  // device: rows in use, nullptr = all
 };
 void launch_heads(Stream& stream, const HeadsArgs& args);
 

@@ -71,8 +71,8 @@ using DeltaRule = void (*)(Stream&, const DeltaArgs&);
 // Rows of a sequence that a block has in shared memory before the first; more follow in tiles.
 inline constexpr int kDeltaRowsAtOnce = 24;
 // The form for groups of a step: columns for 2 to kDeltaRowsAtOnce rows of one sequence and slices for the rest
-// (columns are slower where tiles follow each other, SPEED.md). It goes by the number of rows alone: a choice by what
-// they are would give equally many rows of a tree and of a chain two graphs.
+// (columns are slower where tiles follow each other: docs/speed-log/gpu-steps.md). It goes by the number of rows
+// alone: a choice by what they are would give equally many rows of a tree and of a chain two graphs.
 DeltaRule delta_rule(std::span<const DeltaStepGroup> groups);
 
 // Replays rows path[0..*count) of one sequence into state and taps of all layers.

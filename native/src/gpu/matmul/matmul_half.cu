@@ -18,7 +18,7 @@
 // Bound: memory; up to 16 rows, then the second-level cache, from which every block reads the inputs, and the latency
 // of one block a processor. In a step it is latency: 174 launches of a few microseconds. Loops are not unrolled beyond
 // an instruction's operands, because a launch of a step finds little of its code in a processor's instruction caches
-// (SPEED.md): 8 to 18 KB a kernel instead of 20 to 40, and no slower back to back.
+// (docs/speed-log/gpu-matmul.md): 8 to 18 KB a kernel instead of 20 to 40, and no slower back to back.
 #include "gpu/matmul/matmul_half.cuh"
 
 namespace tnd::gpu {

@@ -309,7 +309,7 @@ TND_DEVICE void finish(const LanesWarp& w, const LanesArgs& args, const Unit& un
 }
 
 // SPARE: registers of so many more warps stay free. Blocks of the small kernel after this one then find room beside it
-// and wait there for its end (SPEED.md, "When launches really run").
+// and wait there for its end (docs/speed-log/gpu-steps.md, "When launches really run").
 // FORMS: of activations. A cluster reads one.
 template <int COLS, int WARPS, int SPARE, int SHARE, uint32_t FORMS>
 __global__ void __launch_bounds__((WARPS + SPARE) * TND_WARP, 1) matmul_lanes_kernel(const LanesArgs args) {

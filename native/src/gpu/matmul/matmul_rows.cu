@@ -7,8 +7,8 @@
 // of a unit, and the ring is full before the inputs of the launch are even ready (wait_for_previous).
 //
 // Bytes: the weights once; activations come from L1 and L2 (columns that do not exist are not read). Instructions per
-// 16 outputs x 32 elements and warp, sm_90, from the disassembly: see SPEED.md. More than 64 rows (where the kernels of
-// matmul_tiles.cu cannot run) go in chunks of columns as the grid's second dimension.
+// 16 outputs x 32 elements and warp, sm_90, from the disassembly: docs/speed-log/gpu-matmul.md. More than 64 rows
+// (where the kernels of matmul_tiles.cu cannot run) go in chunks of columns as the grid's second dimension.
 #include <algorithm>
 
 #include "gpu/matmul/matmul_accumulate.h"

@@ -1,5 +1,5 @@
 // Host side of runtime.h on CUDA and HIP, whose APIs differ in names only.
-// The emulation has its own: emu/runtime_emu.cpp.
+// The emulation has its own: native/sim/host/runtime_emu.cpp.
 #include <atomic>
 
 #include "gpu/runtime/runtime.h"

@@ -1,4 +1,5 @@
-// One vocabulary over CUDA, HIP and the host emulation (emu/emu.h). No other file of src/gpu names a vendor.
+// One vocabulary over CUDA, HIP and the host emulation (native/sim/host/emu.h). No other file of src/gpu names a
+// vendor.
 //
 // This header is the host side and needs no vendor compiler: memory, streams, graphs, events. Files that hold kernels
 // (*.cu) are compiled by nvcc (--fmad=false --expt-relaxed-constexpr), by clang (-x hip -ffp-contract=off) or, for the
