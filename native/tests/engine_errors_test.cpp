@@ -255,8 +255,9 @@ TEST(open_refuses_what_cannot_work) {
   CHECK_EQ(open(good, [](tnd_open_options& c) { c.threads = -1; }, "threads"), TND_INVALID_ARGUMENT);
   CHECK_EQ(open(good, [](tnd_open_options& c) { c.max_tree_rows = 129; }, "max_tree_rows"), TND_INVALID_ARGUMENT);
   CHECK_EQ(open(good, [](tnd_open_options& c) { c.max_batch_rows = 8; }, "max_batch_rows"), TND_INVALID_ARGUMENT);
-  CHECK_EQ(open(good, [](tnd_open_options& c) { c.kv_type_k = 6; }, "kv_type_k 6"), TND_UNIMPLEMENTED);
-  CHECK_EQ(open(good, [](tnd_open_options& c) { c.kv_type_v = 30; }, "Q8_0 (8)"), TND_UNIMPLEMENTED);
+  CHECK_EQ(open(good, [](tnd_open_options& c) { c.kv_type_k = 9; }, "kv_type_k 9"), TND_UNIMPLEMENTED);
+  CHECK_EQ(open(good, [](tnd_open_options& c) { c.kv_type_k = -3; }, "kv_type_k -3"), TND_UNIMPLEMENTED);
+  CHECK_EQ(open(good, [](tnd_open_options& c) { c.kv_type_v = 31; }, "Q5_1 (7)"), TND_UNIMPLEMENTED);
   CHECK_EQ(open(good, [](tnd_open_options& c) { c.layer_last = 9; }, "layer_last"), TND_INVALID_ARGUMENT);
   CHECK_EQ(open(good, [](tnd_open_options& c) { c.layer_first = 8; }, "layer_first"), TND_INVALID_ARGUMENT);
   CHECK_EQ(open(good, [](tnd_open_options& c) { c.max_top_k = 5000; }, "max_top_k"), TND_INVALID_ARGUMENT);
@@ -287,18 +288,32 @@ TEST(memory_cap_is_kept) {
   Engine fits;
   CHECK_EQ(fits.open(demo_model(), o, &error), TND_OK);
   CHECK(fits.stat("total_bytes", true) <= o.cap);
-  o.max_context = 0;
+  // Nothing is left for a snapshot or features.
   o.host_cap = 1000;
+  Engine full;
+  CHECK_EQ(full.open(demo_model(), o, &error), TND_OK);
+  const int32_t s = full.sequence();
+  full.prefill(s, std::vector<int32_t>(500, 7));
+  int32_t snapshot = -1;
+  CHECK_EQ(tnd_snapshot_create(full.handle(), s, &snapshot), TND_RESOURCE_EXHAUSTED);
+  const int32_t layers[] = {1, 2, 3};
+  CHECK_EQ(tnd_capture_set(full.handle(), layers, 3), TND_RESOURCE_EXHAUSTED);
+  // A context that the engine chooses leaves room for features: of steps of few rows, for a model as small as this has
+  // smaller keys and values than features of large ones.
+  EngineOptions narrow;
+  narrow.max_sequences = 1;
+  narrow.max_context = 4096;
+  narrow.max_batch_rows = 64;
+  Engine whole(demo_model(), narrow);
+  REQUIRE(whole.handle() != nullptr);
+  o = narrow;
+  o.cap = whole.stat("total_bytes", true) - 1;
+  o.host_cap = 1000;
+  o.max_context = 0;
   Engine automatic;
   CHECK_EQ(automatic.open(demo_model(), o, &error), TND_OK);
-  CHECK(automatic.info().max_context > 3900 && automatic.info().max_context < 4096);
-  // Nothing is left for a snapshot or features.
-  const int32_t s = automatic.sequence();
-  automatic.prefill(s, std::vector<int32_t>(500, 7));
-  int32_t snapshot = -1;
-  CHECK_EQ(tnd_snapshot_create(automatic.handle(), s, &snapshot), TND_RESOURCE_EXHAUSTED);
-  const int32_t layers[] = {1, 2, 3};
-  CHECK_EQ(tnd_capture_set(automatic.handle(), layers, 3), TND_RESOURCE_EXHAUSTED);
+  CHECK(automatic.info().max_context >= 16 && automatic.info().max_context < 3900);
+  CHECK_EQ(tnd_capture_set(automatic.handle(), layers, 3), TND_OK);
 }
 
 // tnd_info names the arithmetic; a caller whose struct ends before that gets what it knows and no byte more.

@@ -113,6 +113,8 @@ class Engine {
   }
 
   tnd_engine* handle() const { return e_; }
+  // On the emulation a call takes hundreds of times as long as on a CPU: tests run fewer cases there.
+  bool emulated() { return std::string(info().backend) == "emu"; }
   const tnd_info& info() {
     tnd_get_info(e_, &info_);
     return info_;

@@ -10,12 +10,10 @@ using tnd::kv_pages;
 
 namespace {
 
-// A recurrent target and a dense one.
+// A recurrent target and, but for the emulation, a dense one.
 std::vector<std::pair<std::string, int32_t>> models() {
   std::vector<std::pair<std::string, int32_t>> all{{random_model("ratio3"), 512}};
-#if !defined(TND_GPU_EMU)
-  all.push_back({TND_ROOT "/models/tandem-tiny-prefill-q8_0.gguf", 8192});
-#endif
+  if (!Engine(all[0].first).emulated()) all.push_back({TND_ROOT "/models/tandem-tiny-prefill-q8_0.gguf", 8192});
   return all;
 }
 
@@ -72,9 +70,10 @@ TEST(a_pool_holds_its_positions) {
                   pending = 1 + static_cast<int32_t>(rng.below(128));
     tnd::KvPlan plan;
     plan.max_context = 1 + static_cast<int32_t>(rng.below(1000));
+    plan.sequences = sequences;
     plan.positions = plan.max_context +
                      static_cast<int32_t>(rng.below(static_cast<uint64_t>(plan.max_context) * (sequences - 1) + 1));
-    const int32_t slots = tnd::pool_slots(plan, sequences, pending);
+    const int32_t slots = tnd::pool_slots(plan, pending);
     CHECK_EQ(slots % kKvPage, 0);
     CHECK(slots <= sequences * tnd::table_pages(plan, pending) * kKvPage);
     int32_t left = plan.positions, needed = 0;
@@ -86,6 +85,66 @@ TEST(a_pool_holds_its_positions) {
     }
     CHECK(needed * kKvPage <= slots);
   }
+}
+
+// Automatic types are the first of the ladder with which what was asked for fits, a type that was given stays, and a
+// context that nobody asked for is reduced before it is kept in few bits.
+TEST(types_are_chosen_by_memory) {
+  constexpr uint64_t kWeights = 1 << 20;
+  constexpr int32_t kContext = 4096, kHeads = 2;
+  tnd::KvShape kv;
+  tnd::KvWish wish;
+  wish.model_context = kContext;
+  wish.measure = [&](const tnd::KvPlan& plan, tnd::Arena* arena) {
+    arena->take(tnd::Purpose::kWeights, kWeights);
+    for (const int32_t type : {kv.k_type, kv.v_type}) {
+      const int64_t row = kv.heads * tnd::kv_stored_bytes(static_cast<tnd::KvType>(type), kv.dim);
+      arena->take(tnd::Purpose::kKv, static_cast<uint64_t>(row * plan.positions));
+    }
+    return tnd::Status();
+  };
+  const auto needs = [&](int32_t k, int32_t v, int32_t dim) {
+    tnd::Arena arena;
+    kv.k_type = k, kv.v_type = v, kv.heads = kHeads, kv.dim = dim;
+    CHECK(wish.measure({kContext, kContext, 1}, &arena).ok());
+    return arena.total();
+  };
+  tnd::KvPlan plan;
+  const auto choose = [&](uint64_t cap, int32_t k, int32_t v, int32_t context, int32_t dim = 256) {
+    tnd::OpenContext c;
+    c.memory_cap = cap;
+    c.options.kv_type_k = k, c.options.kv_type_v = v;
+    c.options.max_context = context;
+    c.options.max_sequences = 1;
+    return tnd::plan_kv_types(c, wish, kHeads, dim, &kv, &plan);
+  };
+  for (const int32_t type : {1, 8, 7, 6, 3, 2, 42}) {
+    CHECK(choose(needs(type, type, 256), TND_KV_AUTO, TND_KV_AUTO, kContext).ok());
+    CHECK_EQ(kv.k_type, type);
+    CHECK_EQ(kv.v_type, type);
+    CHECK_EQ(plan.max_context, kContext);
+    CHECK(choose(needs(1, type, 256), TND_KV_DEFAULT, TND_KV_AUTO, kContext).ok());
+    CHECK_EQ(kv.k_type, 1);
+    CHECK_EQ(kv.v_type, type);
+    CHECK(choose(needs(type, 8, 256), TND_KV_AUTO, 8, kContext).ok());
+    CHECK_EQ(kv.k_type, type);
+    CHECK_EQ(kv.v_type, 8);
+  }
+  const tnd::Status refused = choose(needs(42, 42, 256) - 64, TND_KV_AUTO, TND_KV_AUTO, kContext);
+  CHECK_EQ(refused.code(), TND_RESOURCE_EXHAUSTED);
+  CHECK(refused.message().find("max_context 4095 would fit") != std::string::npos);
+
+  // Heads that no quantised type takes, and heads that only the one with rotation does not take.
+  CHECK_EQ(choose(needs(1, 1, 80) - 64, TND_KV_AUTO, TND_KV_AUTO, kContext, 80).code(), TND_RESOURCE_EXHAUSTED);
+  CHECK_EQ(kv.k_type, 1);
+  CHECK_EQ(choose(needs(2, 2, 64) - 64, TND_KV_AUTO, TND_KV_AUTO, kContext, 64).code(), TND_RESOURCE_EXHAUSTED);
+  CHECK_EQ(kv.k_type, 2);
+
+  CHECK(choose(needs(1, 1, 256), TND_KV_AUTO, TND_KV_AUTO, 0).ok());
+  CHECK_EQ(kv.k_type, 1);
+  CHECK(choose(needs(42, 42, 256), TND_KV_AUTO, TND_KV_AUTO, 0).ok());
+  CHECK_EQ(kv.k_type, 8);
+  CHECK(plan.max_context < kContext && plan.max_context > kContext / 3);
 }
 
 TEST(options_of_the_pool) {
@@ -141,17 +200,155 @@ TEST(options_of_the_pool) {
   CHECK(two.info().kv_positions >= two.info().max_context);
 }
 
+// An automatic number of sequences is the largest whose sequences after the first cost, besides pages and with the
+// features of 8 layers, at most a quarter of what one with a full context leaves of the cap.
+TEST(as_many_sequences_as_leave_room) {
+  const std::string tables = demo_model();
+  for (const bool draft : {false, true}) {
+    const std::string path = draft ? demo_draft() : random_model("ratio3");
+    EngineOptions o;
+    o.max_context = 256;
+    o.max_tree_rows = 16;
+    if (draft) o.tables = tables;
+    const int32_t pending = draft ? 16 : o.max_tree_rows;  // the demonstration draft's block
+    // What an engine with n sequences and a pool of so many positions takes in all, and besides pages; both with what a
+    // target may take later for features: of the widest step, 512 rows, and of 32 kept rows of each sequence.
+    struct Cost {
+      uint64_t all = 0, besides = 0;
+    };
+    const auto cost = [&](int n, int positions) {
+      EngineOptions fixed = o;
+      fixed.max_sequences = n;
+      fixed.kv_positions = positions;
+      Engine e(path, fixed);
+      Cost c;
+      if (e.handle() == nullptr) return c;
+      for (const char* name : {"weights_bytes", "state_bytes", "replay_bytes", "scratch_bytes"}) {
+        c.besides += e.stat(name, true);
+      }
+      if (!draft) c.besides += uint64_t{8} * (512 + 32 * n) * static_cast<uint64_t>(e.info().hidden) * sizeof(float);
+      c.all = c.besides + e.stat("kv_bytes", true);
+      return c;
+    };
+    const auto automatic = [&](uint64_t cap) {
+      EngineOptions free = o;
+      free.max_sequences = 0;
+      free.cap = cap;
+      auto e = std::make_unique<Engine>(path, free);
+      if (e->handle() == nullptr) report(__FILE__, __LINE__, "an automatic engine does not open");
+      return e;
+    };
+
+    const auto plenty = automatic(0);
+    CHECK_EQ(plenty->info().max_sequences, 32);
+    CHECK_EQ(plenty->info().max_context, 256);
+    CHECK_EQ(plenty->info().kv_positions, 4 * 256);
+    CHECK_EQ(plenty->stat("kv_pages", true),
+             static_cast<uint64_t>(std::min(kv_pages(4 * 256 + 32 * (pending + 63)), 32 * kv_pages(256 + pending))));
+
+    // The largest number that costs no more than a quarter of what one leaves; the pool takes half of the rest.
+    const Cost one = cost(1, 256);
+    const int like = draft ? 20 : 5;
+    const uint64_t cap = one.all + 4 * (cost(like, 256).besides - one.besides);
+    REQUIRE(cap > one.all);
+    for (uint64_t less = 0; less < 2; ++less) {
+      const auto enough = [&](const Cost& c) {
+        return c.besides - one.besides <= (cap - less - one.all) / 4 && c.all <= cap - less;
+      };
+      const auto e = automatic(cap - less);
+      const int n = e->info().max_sequences;
+      if (!draft) CHECK_EQ(n, like - static_cast<int>(less));
+      CHECK(n > 1 && n < 32);
+      const Cost chosen = cost(n, 256);
+      CHECK(enough(chosen) && !enough(cost(n + 1, 256)));
+      CHECK_EQ(e->info().max_context, 256);
+      const int32_t positions = e->info().kv_positions;
+      const uint64_t room = chosen.all + (cap - less - chosen.all) / 2;
+      const int32_t most = std::min(n, 4) * 256;
+      CHECK_MSG(positions >= 256 && positions <= most, std::to_string(positions) + " for " + std::to_string(n));
+      CHECK(cost(n, positions).all <= room);
+      CHECK_MSG(positions == most || cost(n, positions + 1).all > room, std::to_string(n) + " sequences");
+      for (int i = 0; i < n; ++i) e->sequence();
+      int32_t further = -1;
+      CHECK_EQ(tnd_sequence_create(e->handle(), &further), TND_RESOURCE_EXHAUSTED);
+    }
+
+    // One sequence at least, and then all memory is its context's.
+    o.max_context = 0;
+    const auto least = automatic(one.all);
+    CHECK_EQ(least->info().max_sequences, 1);
+    CHECK(least->info().max_context >= 256);
+    CHECK_EQ(least->info().kv_positions, least->info().max_context);
+    // A pool that was asked for is not given up for sequences.
+    o.max_context = 256;
+    o.kv_positions = 4 * 256;
+    const auto pool = automatic(cost(3, 4 * 256).all);
+    CHECK_EQ(pool->info().kv_positions, 4 * 256);
+    CHECK(pool->info().max_sequences >= 1 && pool->info().max_sequences <= 3);
+  }
+}
+
+// An automatic context is the model's own, or the longest that fits beside the features of 8 layers that a target may
+// keep later: it follows the types of keys and values and the number of sequences.
+TEST(as_much_context_as_leaves_room) {
+  EngineOptions o;
+  o.max_context = 0;
+  o.max_tree_rows = 16;
+  Engine whole(demo_model(), o);
+  REQUIRE(whole.handle() != nullptr);
+  const int32_t asked = 2000, trained = whole.info().max_context;
+  REQUIRE(trained > asked + kKvPage);
+  for (const int sequences : {4, 1, 0}) {
+    const int n = std::max(sequences, 1);
+    const uint64_t features = uint64_t{8} * (512 + 32 * static_cast<uint64_t>(n)) *
+                              static_cast<uint64_t>(whole.info().hidden) * sizeof(float);
+    for (const int32_t type : {int32_t{TND_KV_DEFAULT}, 8, 2}) {  // F16, Q8_0, Q4_0
+      EngineOptions fixed = o;
+      fixed.kv_type = type;
+      fixed.max_sequences = n;
+      fixed.max_context = fixed.kv_positions = asked;
+      Engine like(demo_model(), fixed);
+      REQUIRE(like.handle() != nullptr);
+      EngineOptions automatic = o;
+      automatic.kv_type = type;
+      automatic.max_sequences = sequences;
+      automatic.cap = like.stat("total_bytes", true) + features;
+      Engine e(demo_model(), automatic);
+      REQUIRE(e.handle() != nullptr);
+      const int32_t context = e.info().max_context;
+      CHECK_MSG(context >= asked && context < asked + kKvPage, std::to_string(context));
+      CHECK_EQ(e.info().kv_positions, context);
+      CHECK_EQ(e.info().max_sequences, n);
+      CHECK(e.stat("total_bytes", true) + features <= automatic.cap);
+      std::vector<int32_t> layers;
+      for (int32_t i = 0; i < std::min(8, e.info().n_layers); ++i) layers.push_back(i);
+      CHECK_EQ(tnd_capture_set(e.handle(), layers.data(), static_cast<int32_t>(layers.size())), TND_OK);
+      // The same memory holds more of a smaller type.
+      automatic.kv_type = 2;
+      Engine more(demo_model(), automatic);
+      REQUIRE(more.handle() != nullptr);
+      CHECK(type == 2 ? more.info().max_context == context : more.info().max_context > context + context / 4);
+      CHECK(more.info().max_context <= trained);
+      // Without room for features a context is still better than none.
+      fixed.max_context = fixed.kv_positions = kKvPage;
+      Engine small(demo_model(), fixed);
+      REQUIRE(small.handle() != nullptr);
+      automatic.kv_type = type;
+      automatic.cap = small.stat("total_bytes", true);
+      Engine least(demo_model(), automatic);
+      REQUIRE(least.handle() != nullptr);
+      CHECK(least.info().max_context >= kKvPage && least.info().max_context < 2 * kKvPage);
+    }
+  }
+}
+
 // A fork is a copy that shares what is complete; either side copies the page of its tip before it writes there.
 TEST(forks_share_pages_and_copy_before_they_write) {
   for (const auto& [path, vocab] : models()) {
     Engine e(path);
     REQUIRE(e.handle() != nullptr);
     Rng rng(3);
-#if defined(TND_GPU_EMU)
-    const size_t lengths[] = {66};
-#else
-    const size_t lengths[] = {100, 128, 1};
-#endif
+    const std::vector<size_t> lengths = e.emulated() ? std::vector<size_t>{66} : std::vector<size_t>{100, 128, 1};
     for (const size_t n : lengths) {
       const bool whole = n % kKvPage == 0;
       const int64_t pages = kv_pages(static_cast<int64_t>(n));
@@ -194,11 +391,8 @@ TEST(pending_rows_move_in_a_page_of_their_own) {
     Engine e(path);
     REQUIRE(e.handle() != nullptr);
     Rng rng(5);
-#if defined(TND_GPU_EMU)
-    const size_t lengths[] = {60};
-#else
-    const size_t lengths[] = {60, 70, 126};  // the tree crosses a page, does not
-#endif
+    // The tree crosses a page, or does not.
+    const std::vector<size_t> lengths = e.emulated() ? std::vector<size_t>{60} : std::vector<size_t>{60, 70, 126};
     for (const size_t n : lengths) {
       const std::vector<int32_t> text = random_tokens(&rng, n, vocab), tree = random_tokens(&rng, 6, vocab),
                                  more = random_tokens(&rng, 9, vocab);

@@ -74,7 +74,7 @@ std::vector<float> logits(const Engine& e, int32_t s, const std::vector<int32_t>
 }  // namespace
 
 TEST(parts_are_the_state) {
-  for (const int32_t type : {0, 1, 8}) {
+  for (const int32_t type : {0, 1, 30, 8, 7, 6, 3, 42}) {
     EngineOptions o;
     o.kv_type = type;
     Engine e(random_model("ratio3"), o), other(random_model("ratio3"), o);

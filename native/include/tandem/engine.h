@@ -69,12 +69,15 @@ typedef struct tnd_open_options {
   const char* device; /* "cpu", "cuda:0", "hip:1"; NULL = the library's first device */
   uint64_t memory_cap_bytes; /* 0 = what the device has free */
   int32_t threads;           /* CPU threads of the engine, 0 = one per core; other backends ignore it */
-  int32_t max_sequences;     /* >= 1 */
-  int32_t max_context;       /* positions per sequence, >= 1; 0 = the model's context_length, as far as the cap and
-                             kv_positions allow */
+  int32_t max_sequences;     /* 0 = 32 as far as memory allows: the sequences after the first take, besides pages, at
+                             most a quarter of what one with a full context leaves of the cap. tnd_info has the number.
+                             Scorers have no sequences */
+  int32_t max_context;       /* positions per sequence, >= 1; 0 = the model's context_length, as far as the cap, with
+                             room for captured features, and kv_positions allow */
   int32_t max_tree_rows;  /* widest uncommitted step of one sequence (tree or chain, root included), 1..128; 0 = 64 */
   int32_t max_batch_rows; /* widest step over all groups, at least max_tree_rows; 0 = 512 */
-  int32_t kv_type_k;      /* ggml type id of cached keys: 0 F32, 1 F16, 2 Q4_0, 8 Q8_0, TND_KV_DEFAULT */
+  int32_t kv_type_k;      /* ggml type: 0 F32, 1 F16, 30 BF16, 8 Q8_0, 7 Q5_1, 6 Q5_0, 3 Q4_1, 2 Q4_0, TND_KV_DEFAULT;
+                             42 TQ3_0 (docs/spec/kv-cache.md) */
   int32_t kv_type_v;
   int32_t layer_first;      /* first layer of this shard, 0-based */
   int32_t layer_last;       /* one past the last layer; 0 = all layers */
@@ -85,10 +88,15 @@ typedef struct tnd_open_options {
   uint64_t host_cap_bytes; /* host memory of snapshots (states and demoted pages); 0 = no limit, but for an engine whose
                                device is the host: what memory_cap_bytes leaves */
   int32_t kv_positions;    /* positions of keys and values of all sequences together, at least max_context; 0 =
-                               max_sequences * max_context as far as the cap allows, at least max_context; scorers: 0 */
+                               max_sequences * max_context as far as the cap allows, when max_sequences is 0 at most
+                               4 * max_context and half of what the cap leaves; at least max_context; scorers: 0 */
 } tnd_open_options;
 
 #define TND_KV_DEFAULT (-1) /* kv_type_*: F16 */
+/* kv_type_*: the first of F16, Q8_0, Q5_1, Q5_0, Q4_1, Q4_0, TQ3_0 with which a sequence with the max_context, or the
+   pool of kv_positions, that was asked for fits the cap, for keys and values the same where both are automatic. Without
+   both, F16 if the model's context_length fits with it, else Q8_0. tnd_info has the choice */
+#define TND_KV_AUTO (-2)
 
 typedef struct tnd_info {
   uint32_t struct_size;

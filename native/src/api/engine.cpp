@@ -89,7 +89,6 @@ Status open_engine(const tnd_open_options* options, tnd_engine* e) {
   if (o.model_path == nullptr || o.model_path[0] == '\0') {
     return errorf(TND_INVALID_ARGUMENT, "model_path is empty");
   }
-  if (o.max_sequences == 0) o.max_sequences = 1;
   if (o.max_tree_rows == 0) o.max_tree_rows = 64;
   if (o.max_batch_rows == 0) o.max_batch_rows = std::max(512, o.max_tree_rows);
   if (o.max_top_k == 0) o.max_top_k = 64;

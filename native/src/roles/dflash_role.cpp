@@ -87,7 +87,7 @@ class DraftRole final : public DraftEngine {
     DflashRows rows;
   };
   std::vector<int32_t> written_;  // sequences that it writes to
-  std::vector<int32_t> more_;     // [max_sequences] rows that it appends
+  std::vector<int32_t> more_;     // [plan_.sequences] rows that it appends
   std::vector<Cut> cuts_;         // pieces of an append, cut at append_rows_ rows
   std::vector<DflashRows> pass_;
 };
@@ -141,12 +141,12 @@ Status DraftRole::build(const DflashFile& draft, const gguf::File& tables, const
   const tnd_open_options& o = c_.options;
   WeightLoader weights(draft, *c_.backend, arena), head(tables, *c_.backend, arena);
   weights.on_loaded = head.on_loaded = [this](uint64_t bytes) { c_.progress(loaded_ += bytes, load_total_); };
-  kv_.capacity = pool_slots(plan, o.max_sequences, p_.block);
+  kv_.capacity = pool_slots(plan, p_.block);
   DflashLimits limits;
-  limits.block_rows = o.max_sequences * p_.block;
+  limits.block_rows = plan.sequences * p_.block;
   limits.append_rows = append_rows_;
   limits.max_context = plan.max_context;
-  limits.pages = int64_t{o.max_sequences} * table_pages(plan, p_.block);
+  limits.pages = int64_t{plan.sequences} * table_pages(plan, p_.block);
   limits.kv = kv_;
   limits.max_top_k = o.max_top_k;
   model_ = std::make_unique<DflashModel>(p_, *c_.backend);
@@ -166,7 +166,7 @@ Status DraftRole::plan_memory(const DflashFile& draft, const gguf::File& tables)
   wish.least_context = 256;
   wish.pending = p_.block;
   wish.measure = [&](const KvPlan& plan, Arena* arena) { return build(draft, tables, plan, *arena); };
-  TND_TRY(plan_kv(c_, wish, &plan_));
+  TND_TRY(plan_kv_types(c_, wish, p_.decoder.kv_heads, p_.decoder.head_dim, &kv_, &plan_));
   Arena measure;
   TND_TRY(build(draft, tables, plan_, measure));
   TND_TRY(c_.backend->allocate(measure.total(), &region_));
@@ -175,20 +175,19 @@ Status DraftRole::plan_memory(const DflashFile& draft, const gguf::File& tables)
   TND_TRY(build(draft, tables, plan_, arena_));
   if (arena_.total() != measure.total()) return Status(TND_INTERNAL, "memory plan of the draft changed while loading");
   pool_.init(c_.backend, kv_, caches_);
-  sequences_.assign(static_cast<size_t>(c_.options.max_sequences), Sequence());
+  sequences_.assign(static_cast<size_t>(plan_.sequences), Sequence());
   return Status();
 }
 
 Status DraftRole::open() {
   const tnd_open_options& o = c_.options;
-  if (o.max_sequences < 1 || o.max_sequences > kMaxSequences) {
-    return errorf(TND_INVALID_ARGUMENT, "max_sequences is %d, must be 1..%d", o.max_sequences, kMaxSequences);
+  if (o.max_sequences < 0 || o.max_sequences > kMaxSequences) {
+    return errorf(TND_INVALID_ARGUMENT, "max_sequences is %d, must be 0..%d", o.max_sequences, kMaxSequences);
   }
   append_rows_ = std::clamp(o.max_batch_rows, 16, 1024);
   std::unique_ptr<DflashFile> draft;
   std::unique_ptr<gguf::File> tables;
   TND_TRY(open_files(&draft, &tables));
-  TND_TRY(set_kv_types(o, p_.decoder.kv_heads, p_.decoder.head_dim, &kv_));
   TND_TRY(plan_memory(*draft, *tables));
   saved_.init(c_.backend, &pool_,
               {{'T', 'N', 'D', 'D', 'R', 'A', 'F', 'T'},
@@ -210,7 +209,7 @@ void DraftRole::info(tnd_info* out) const {
   out->layer_last = d.n_layers;
   out->hidden = d.hidden;
   out->vocab = vocab_;
-  out->max_sequences = c_.options.max_sequences;
+  out->max_sequences = plan_.sequences;
   out->max_context = plan_.max_context;
   out->kv_positions = plan_.positions;
   out->kv_page = kKvPage;

@@ -19,8 +19,8 @@
 
 namespace tnd {
 
-// Everything a role is built from. Options are copied with defaults filled in (threads, max_sequences 1,
-// max_tree_rows 64, max_batch_rows 512, max_top_k 64; max_context may still be 0 = "the model's, as far as it fits").
+// Everything a role is built from. Options are copied with defaults filled in (threads, max_tree_rows 64,
+// max_batch_rows 512, max_top_k 64; max_sequences and max_context may still be 0 = as far as it fits).
 struct OpenContext {
   tnd_open_options options{};
   std::string model_path;

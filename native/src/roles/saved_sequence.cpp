@@ -37,9 +37,10 @@ Status set_kv_types(const tnd_open_options& options, int32_t heads, int32_t dim,
     if (!kv_type_known(*type)) {
       return errorf(TND_UNIMPLEMENTED, "%s %d: keys and values are cached as %s", field, wanted, kKvTypeNames);
     }
-    if (kv_quantised(static_cast<KvType>(*type)) && dim % kKvBlock != 0) {
-      return errorf(TND_UNIMPLEMENTED, "%s %s: heads of %d values are not whole blocks of %d; F32 and F16 are possible",
-                    field, kv_type_name(*type), dim, kKvBlock);
+    if (const int group = kv_group(static_cast<KvType>(*type)); dim % group != 0) {
+      return errorf(TND_UNIMPLEMENTED, "%s %s: heads of %d values are not whole blocks of %d; %s are possible", field,
+                    kv_type_name(*type), dim, group,
+                    dim % kKvBlock == 0 ? "types without rotation" : "F32, F16 and BF16");
     }
     return Status();
   };

@@ -11,6 +11,9 @@ namespace {
 constexpr int32_t kMaxTreeRows = 128;
 constexpr int32_t kMaxBatchRows = 1 << 14;
 constexpr int32_t kMaxSequences = 1 << 12;
+// Layers that a draft reads, at most, of the drafts that are known; an automatic number of sequences leaves room for
+// the features of so many.
+constexpr int32_t kLikelyCaptures = 8;
 constexpr int32_t kMaxContext = 1 << 24;
 constexpr int kHeadRows = 64;  // rows of one head product: bounds the logits buffer
 
@@ -70,8 +73,8 @@ TargetRole::~TargetRole() {
 
 Status TargetRole::check_options() const {
   const tnd_open_options& o = c_.options;
-  if (o.max_sequences < 1 || o.max_sequences > kMaxSequences) {
-    return out_of_range("max_sequences", o.max_sequences, 1, kMaxSequences);
+  if (o.max_sequences < 0 || o.max_sequences > kMaxSequences) {
+    return out_of_range("max_sequences", o.max_sequences, 0, kMaxSequences);
   }
   if (o.max_batch_rows < 1 || o.max_batch_rows > kMaxBatchRows) {
     return out_of_range("max_batch_rows", o.max_batch_rows, 1, kMaxBatchRows);
@@ -100,7 +103,6 @@ Status TargetRole::open() {
   }
   delta_layers_ = p_.delta_layers(layer_first_, layer_last_);
   attention_layers_ = p_.attention_layers(layer_first_, layer_last_);
-  TND_TRY(set_kv_types(c_.options, p_.kv_heads, p_.head_dim, &kv_));
   model_ = std::make_unique<TargetModel>(p_, *c_.backend);
   TND_TRY(plan_memory(*file));
   saved_.init(c_.backend, &pool_,
@@ -142,8 +144,9 @@ Status TargetRole::plan_memory(const gguf::File& file) {
   KvWish wish;
   wish.model_context = p_.context_length;
   wish.pending = c_.options.max_tree_rows;
+  wish.later = [&](int32_t sequences) { return feature_bytes(sequences, kLikelyCaptures); };
   wish.measure = [&](const KvPlan& plan, Arena* arena) { return build(*arena, plan, file); };
-  TND_TRY(plan_kv(c_, wish, &plan_));
+  TND_TRY(plan_kv_types(c_, wish, p_.kv_heads, p_.head_dim, &kv_, &plan_));
   Arena measured;
   TND_TRY(build(measured, plan_, file));
   TND_TRY(c_.backend->allocate(measured.total(), &region_));
@@ -158,7 +161,7 @@ Status TargetRole::plan_memory(const gguf::File& file) {
 // Takes everything an engine needs from the arena, in a fixed order. A measuring arena also checks all tensor shapes.
 Status TargetRole::build(Arena& arena, const KvPlan& plan, const gguf::File& file) {
   const tnd_open_options& o = c_.options;
-  kv_.capacity = pool_slots(plan, o.max_sequences, o.max_tree_rows);
+  kv_.capacity = pool_slots(plan, o.max_tree_rows);
 
   WeightLoader loader(file, *c_.backend, arena);
   uint64_t done = 0;
@@ -172,7 +175,7 @@ Status TargetRole::build(Arena& arena, const KvPlan& plan, const gguf::File& fil
   model_->scratch(&limits);
   limits.state_slots = TreePlanner::saved_states(o.max_tree_rows);
   limits.max_context = plan.max_context;
-  limits.pages = int64_t{o.max_sequences} * table_pages(plan, o.max_tree_rows);
+  limits.pages = int64_t{plan.sequences} * table_pages(plan, o.max_tree_rows);
   limits.max_top_k = o.max_top_k;
   if (model_->output() != nullptr) {
     limits.vocab = p_.vocab;
@@ -192,7 +195,7 @@ Status TargetRole::build(Arena& arena, const KvPlan& plan, const gguf::File& fil
     cache.k = arena.take(Purpose::kKv, c_.backend->kv_bytes(kv_, true));
     cache.v = arena.take(Purpose::kKv, c_.backend->kv_bytes(kv_, false));
   }
-  sequences_.resize(static_cast<size_t>(o.max_sequences));
+  sequences_.resize(static_cast<size_t>(plan.sequences));
   for (Sequence& s : sequences_) {
     s.states.resize(static_cast<size_t>(delta_layers_));
     s.replay.resize(static_cast<size_t>(delta_layers_));
@@ -222,7 +225,7 @@ void TargetRole::info(tnd_info* out) const {
   out->layer_last = layer_last_;
   out->hidden = p_.hidden;
   out->vocab = p_.vocab;
-  out->max_sequences = c_.options.max_sequences;
+  out->max_sequences = plan_.sequences;
   out->max_context = plan_.max_context;
   out->kv_positions = plan_.positions;
   out->kv_page = kKvPage;
@@ -298,7 +301,7 @@ Status TargetRole::unused(int32_t* handle) const {
     *handle = static_cast<int32_t>(i);
     return Status();
   }
-  return errorf(TND_RESOURCE_EXHAUSTED, "all %d sequences are in use (max_sequences)", c_.options.max_sequences);
+  return errorf(TND_RESOURCE_EXHAUSTED, "all %d sequences are in use (max_sequences)", plan_.sequences);
 }
 
 Status TargetRole::sequence_create(int32_t* sequence) {

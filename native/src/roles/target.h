@@ -155,6 +155,7 @@ class TargetRole final : public TargetEngine {
   void finish_step(const tnd_step& step);
   uint64_t hidden_row_bytes(const tnd_step& step) const;
   void download_hidden(const tnd_step& step);
+  uint64_t feature_bytes(int32_t sequences, int32_t n_capture) const;
   Status take_features(int32_t n_capture);
 
   OpenContext c_;
@@ -179,7 +180,7 @@ class TargetRole final : public TargetEngine {
   // Captured features.
   std::vector<int32_t> capture_;
   void* feature_region_ = nullptr;
-  // backend [max_batch_rows of the step, then max_sequences x TND_KEPT_ROWS that are kept, captures * hidden]
+  // backend [max_batch_rows of the step, then plan_.sequences x TND_KEPT_ROWS that are kept, captures * hidden]
   float* features_ = nullptr;
   void* fuse_region_ = nullptr;
   std::unique_ptr<Matrix> fc_;

@@ -124,6 +124,12 @@ Status TargetRole::import_from(int32_t sequence, const void* data, uint64_t byte
   return saved_.import_from(data, parts(s, length));
 }
 
+// Bytes of the buffer of captured features of n layers.
+uint64_t TargetRole::feature_bytes(int32_t sequences, int32_t n) const {
+  return static_cast<uint64_t>(kept_place(sequences, 0)) * static_cast<uint64_t>(n) * static_cast<uint64_t>(p_.hidden) *
+         sizeof(float);
+}
+
 // Takes the buffer of captured features for n layers, within the cap. Nothing is kept any more.
 Status TargetRole::take_features(int32_t n) {
   for (Sequence& s : sequences_) {
@@ -137,8 +143,7 @@ Status TargetRole::take_features(int32_t n) {
     feature_bytes_.store(0);
   }
   if (n == 0) return Status();
-  const uint64_t bytes = static_cast<uint64_t>(kept_place(c_.options.max_sequences, 0)) * static_cast<uint64_t>(n) *
-                         static_cast<uint64_t>(p_.hidden) * sizeof(float);
+  const uint64_t bytes = feature_bytes(plan_.sequences, n);
   if (bytes > available()) {
     return errorf(TND_RESOURCE_EXHAUSTED, "features of %d layers need %llu bytes, %llu are left of the memory cap", n,
                   static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(available()));
