@@ -26,6 +26,9 @@ const (
 // KVDefault lets the backend choose the type of cached keys or values.
 const KVDefault int32 = -1
 
+// KVAuto has the engine choose the type of cached keys or values by memory; engine.h says how. Info has the choice.
+const KVAuto int32 = -2
+
 // OpenOptions is tnd_open_options but for the role, which the method of an Opener states.
 type OpenOptions struct {
 	ModelPath      string
@@ -33,17 +36,18 @@ type OpenOptions struct {
 	Device         string // "cpu", "cuda:0", …; empty = first device
 	MemoryCapBytes uint64 // 0 = what is free
 	Threads        int    // 0 = one per core
-	MaxSequences   int
-	MaxContext     int // 0 = the model's, as far as the cap and KVPositions allow
-	MaxTreeRows    int // 0 = 64
-	MaxBatchRows   int // 0 = 512
+	MaxSequences   int    // 0 = 32 as far as memory allows, see engine.h; Info has the number
+	MaxContext     int    // 0 = the model's, as far as the cap and KVPositions allow
+	MaxTreeRows    int    // 0 = 64
+	MaxBatchRows   int    // 0 = 512
 	KVTypeK        int32
 	KVTypeV        int32
 	LayerFirst     int
 	LayerLast      int // 0 = all
 	MaxTopK        int // 0 = 64
 	// KVPositions is the pool of keys and values in positions of all sequences together, at least MaxContext; 0 =
-	// MaxSequences * MaxContext as far as the cap allows, at least MaxContext. Scorers have none.
+	// MaxSequences * MaxContext, at most 4 * MaxContext when MaxSequences is 0, as far as the cap allows, at least
+	// MaxContext. Scorers have none.
 	KVPositions int
 	// HostCapBytes is the host memory of snapshots (states and demoted pages); 0 = no limit, but for an engine on the
 	// host what MemoryCapBytes leaves.

@@ -1,6 +1,10 @@
 package engine
 
-import "context"
+import (
+	"context"
+
+	"github.com/tandem-inference/tandem/services/rpcerr"
+)
 
 // SnapshotLayout is tnd_snapshot_layout: what a snapshot consists of, for keeping it outside of the engine.
 type SnapshotLayout struct {
@@ -20,6 +24,21 @@ const PartState = -1
 type Part struct {
 	Page   int // PartState: in the state
 	Offset uint64
+}
+
+// Check says whether n bytes lie within a part, in pages in whole blocks.
+func (l *SnapshotLayout) Check(at Part, n int) error {
+	size, block := l.StateBytes, uint64(1)
+	switch {
+	case at.Page < PartState || at.Page >= l.Pages:
+		return rpcerr.InvalidArgument("part", "%d is none of %d pages", at.Page, l.Pages)
+	case at.Page >= 0:
+		size, block = l.PageBytes, l.BlockBytes
+	}
+	if n == 0 || at.Offset > size || uint64(n) > size-at.Offset || at.Offset%block != 0 || uint64(n)%block != 0 {
+		return rpcerr.InvalidArgument("bytes", "%d at %d of %d in blocks of %d", n, at.Offset, size, block)
+	}
+	return nil
 }
 
 // SnapshotParts are the calls that read and write a snapshot piece by piece, so that one of any length is stored and

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/stepcheck"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
@@ -147,7 +148,7 @@ func (e *Engine) featureBytes(encoding engine.FeatureEncoding) int {
 		return 0
 	}
 	width := e.info.FeatureRaw
-	if isFused(encoding) {
+	if stepcheck.Fused(encoding) {
 		width = e.info.FeatureFused
 	}
 	return width * valueBytes(encoding)

@@ -1,6 +1,7 @@
 package enginefake
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/stepcheck"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
@@ -75,9 +77,8 @@ type work struct {
 	counts         []int32
 	history        []int32
 	hashes         []uint64
-	depths         []int32
 	groups         []group // of the step
-	seen           map[engine.Sequence]bool
+	checker        stepcheck.Checker[*sequence]
 	ids            []int32
 	peaks          []Peak
 	hint           []byte
@@ -139,7 +140,6 @@ func (o *Opener) open(ctx context.Context, role engine.Role, options engine.Open
 		role: role, options: options, m: model{f}, turn: engine.NewSubmitter(), opened: time.Now(), done: make(chan struct{}),
 		sequences: map[engine.Sequence]*sequence{}, snapshots: map[engine.Snapshot]*sequence{},
 	}
-	e.w.seen = map[engine.Sequence]bool{}
 	e.info = e.describe()
 	pending := options.MaxTreeRows
 	if role == engine.RoleDraft {
@@ -163,8 +163,8 @@ func complete(role engine.Role, o *engine.OpenOptions, f Options) error {
 		return bad("device", "this library serves cpu, got %q", o.Device)
 	case o.Threads < 0:
 		return bad("threads", "must be >= 0, got %d", o.Threads)
-	case o.MaxSequences < 1:
-		return bad("max_sequences", "must be >= 1, got %d", o.MaxSequences)
+	case o.MaxSequences < 0:
+		return bad("max_sequences", "must be >= 0, got %d", o.MaxSequences)
 	case o.MaxContext < 0 || o.MaxContext > f.Context:
 		return bad("max_context", "must be in 0..%d, got %d", f.Context, o.MaxContext)
 	case o.KVPositions < 0 || o.KVPositions != 0 && (role == engine.RoleScore || o.KVPositions < o.MaxContext):
@@ -191,7 +191,7 @@ func complete(role engine.Role, o *engine.OpenOptions, f Options) error {
 		}
 	}
 	for name, t := range map[string]int32{"kv_type_k": o.KVTypeK, "kv_type_v": o.KVTypeV} {
-		if t != engine.KVDefault && t != 0 && t != 1 {
+		if t != engine.KVDefault && t != engine.KVAuto && t != 0 && t != 1 && t != 8 {
 			return rpcerr.Unimplemented("%s: ggml type %d is not supported", name, t)
 		}
 	}
@@ -204,19 +204,19 @@ func complete(role engine.Role, o *engine.OpenOptions, f Options) error {
 	def(&o.MaxBatchRows, 512)
 	def(&o.MaxTopK, min(64, f.Vocab))
 	def(&o.LayerLast, f.Layers)
-	if o.KVTypeK == engine.KVDefault {
-		o.KVTypeK = 1
+	chooseTypes(o, f)
+	contexts := o.MaxSequences // full ones that an automatic pool holds
+	if o.MaxSequences == 0 {
+		o.MaxSequences = autoSequences(role, o, f)
+		contexts = min(o.MaxSequences, mostContexts)
 	}
-	if o.KVTypeV == engine.KVDefault {
-		o.KVTypeV = 1
-	}
-	room := f.Context * o.MaxSequences // positions within the cap
+	room := f.Context * contexts // positions within the cap
 	if o.MemoryCapBytes > 0 {
-		fixed := weightBytes + uint64(o.MaxSequences)*stateBytes
-		if smallest := fixed + kvBytesPerToken*uint64(max(o.MaxContext, o.KVPositions, 1)); smallest > o.MemoryCapBytes {
+		fixed := weights(o, f) + uint64(o.MaxSequences)*stateBytes
+		if smallest := fixed + perToken(o, f)*uint64(max(o.MaxContext, o.KVPositions, 1)); smallest > o.MemoryCapBytes {
 			return rpcerr.MemoryCap.With("memory_cap_bytes: %d bytes are needed, the cap is %d", smallest, o.MemoryCapBytes)
 		}
-		room = int(min(uint64(room), (o.MemoryCapBytes-fixed)/kvBytesPerToken))
+		room = int(min(uint64(room), (o.MemoryCapBytes-fixed)/perToken(o, f)))
 	}
 	if o.KVPositions > 0 {
 		room = o.KVPositions
@@ -224,11 +224,74 @@ func complete(role engine.Role, o *engine.OpenOptions, f Options) error {
 	if o.MaxContext == 0 {
 		o.MaxContext = min(f.Context, room)
 	}
-	o.KVPositions = min(room, o.MaxContext*o.MaxSequences)
+	o.KVPositions = min(room, o.MaxContext*contexts)
 	if role == engine.RoleScore {
 		o.KVPositions = 0
 	}
 	return nil
+}
+
+// chooseTypes sets the types that are left to the engine: F16, and for automatic ones Q8_0 when one context is too
+// long for the cap with it.
+func chooseTypes(o *engine.OpenOptions, f Options) {
+	f16, q8 := *o, *o
+	for _, p := range []struct {
+		asked     int32
+		f16, less *int32
+	}{{o.KVTypeK, &f16.KVTypeK, &q8.KVTypeK}, {o.KVTypeV, &f16.KVTypeV, &q8.KVTypeV}} {
+		switch p.asked {
+		case engine.KVDefault:
+			*p.f16, *p.less = 1, 1
+		case engine.KVAuto:
+			*p.f16, *p.less = 1, 8
+		}
+	}
+	needs := weights(o, f) + uint64(max(o.MaxSequences, 1))*stateBytes +
+		perToken(&f16, f)*uint64(max(o.KVPositions, cmp.Or(o.MaxContext, f.Context)))
+	if o.MemoryCapBytes > 0 && needs > o.MemoryCapBytes {
+		f16 = q8
+	}
+	o.KVTypeK, o.KVTypeV = f16.KVTypeK, f16.KVTypeV
+}
+
+// weights is what the layers of an engine take.
+func weights(o *engine.OpenOptions, f Options) uint64 {
+	return weightBytes * uint64(o.LayerLast-o.LayerFirst) / uint64(f.Layers)
+}
+
+// perToken is the cost of a position: Q8_0 takes half of what the other types take.
+func perToken(o *engine.OpenOptions, f Options) uint64 {
+	bytes := uint64(0)
+	for _, t := range []int32{o.KVTypeK, o.KVTypeV} {
+		if t == 8 {
+			bytes += kvBytesPerToken / 4
+		} else {
+			bytes += kvBytesPerToken / 2
+		}
+	}
+	return bytes * uint64(o.LayerLast-o.LayerFirst) / uint64(f.Layers)
+}
+
+// What engines choose by themselves: sequences, and full contexts of the pool that these share.
+const (
+	mostSequences = 32
+	mostContexts  = 4
+)
+
+// autoSequences is an automatic number of sequences. Those after the first take at most a quarter of what one with a
+// full context leaves of the cap.
+func autoSequences(role engine.Role, o *engine.OpenOptions, f Options) int {
+	switch {
+	case role == engine.RoleScore:
+		return 1
+	case o.MemoryCapBytes == 0:
+		return mostSequences
+	}
+	alone := weights(o, f) + stateBytes + perToken(o, f)*uint64(max(o.KVPositions, cmp.Or(o.MaxContext, f.Context)))
+	if alone > o.MemoryCapBytes {
+		return 1
+	}
+	return 1 + int(min(mostSequences-1, (o.MemoryCapBytes-alone)/4/stateBytes))
 }
 
 func (e *Engine) describe() engine.Info {
@@ -242,7 +305,7 @@ func (e *Engine) describe() engine.Info {
 		Layers: f.Layers, LayerFirst: o.LayerFirst, LayerLast: o.LayerLast, Hidden: f.Hidden, Vocab: f.Vocab,
 		MaxSequences: o.MaxSequences, MaxContext: o.MaxContext, MaxTreeRows: o.MaxTreeRows, MaxBatchRows: o.MaxBatchRows,
 		MaxTopK: o.MaxTopK, KVTypeK: o.KVTypeK, KVTypeV: o.KVTypeV, Recurrent: !f.Truncatable && e.role == engine.RoleTarget,
-		Numerics: f.Backend + " fake=1", KVBytesPerToken: kvBytesPerToken, StateBytesPerSequence: stateBytes,
+		Numerics: f.Backend + " fake=1", KVBytesPerToken: perToken(o, *f), StateBytesPerSequence: stateBytes,
 		KVPositions: o.KVPositions,
 	}
 	if e.role != engine.RoleScore {
@@ -287,8 +350,9 @@ func (e *Engine) Memory(context.Context) ([]engine.Stat, error) {
 		return nil, err
 	}
 	return []engine.Stat{
-		{Name: "weight_bytes", Value: weightBytes}, {Name: "state_bytes", Value: uint64(e.options.MaxSequences) * stateBytes},
-		{Name: "kv_bytes", Value: kvBytesPerToken * uint64(e.options.KVPositions)},
+		{Name: "weight_bytes", Value: weights(&e.options, e.m.o)},
+		{Name: "state_bytes", Value: uint64(e.options.MaxSequences) * stateBytes},
+		{Name: "kv_bytes", Value: perToken(&e.options, e.m.o) * uint64(e.options.KVPositions)},
 	}, nil
 }
 

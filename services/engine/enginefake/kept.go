@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/stepcheck"
 )
 
 // keptRow is what features of a row are made from.
@@ -15,31 +16,17 @@ type keptRow struct {
 // kept are a sequence's rows that wait to be read, position p in place p mod KeptRows.
 type kept struct {
 	rows [engine.KeptRows]keptRow
-	span
+	stepcheck.Span
 }
-
-// span are the positions [first, next) of kept rows that are committed.
-type span struct{ first, next int32 }
 
 // put takes the place of a position, whether or not its row is committed then.
 func (k *kept) put(position int32, hash uint64, hint []byte) {
 	row := &k.rows[position%engine.KeptRows]
 	row.hash, row.hint = hash, append(row.hint[:0], hint...)
-	k.first = max(k.first, position-engine.KeptRows+1)
+	k.Put(position)
 }
 
-// commit makes the row of a position readable.
-func (s *span) commit(position int32) {
-	if position != s.next || s.first > position {
-		s.first = position
-	}
-	s.next = position + 1
-}
-
-// truncate forgets what is not below length.
-func (k *kept) truncate(length int) { k.next = min(k.next, int32(length)) }
-
-func (k *kept) clear() { k.first, k.next = 0, 0 }
+func (k *kept) clear() { k.Span = stepcheck.Span{} }
 
 // readKept appends the kept features of a checked group to the result.
 func (e *Engine) readKept(step *engine.Step, g *group, result *engine.StepResult) {
@@ -52,7 +39,7 @@ func (e *Engine) readKept(step *engine.Step, g *group, result *engine.StepResult
 // appendFeatures appends the features of one row.
 func (e *Engine) appendFeatures(dst []byte, f engine.FeatureEncoding, hash uint64, hint []byte) []byte {
 	layers := e.info.CaptureLayers
-	if isFused(f) {
+	if stepcheck.Fused(f) {
 		layers = fused[:]
 	}
 	return appendFeatures(dst, hash, hint, layers, e.m.o.Hidden, isF32(f))

@@ -206,10 +206,6 @@ func isF32(e engine.FeatureEncoding) bool {
 	return e == engine.FeatureRawF32 || e == engine.FeatureFusedF32
 }
 
-func isFused(e engine.FeatureEncoding) bool {
-	return e == engine.FeatureFusedBF16 || e == engine.FeatureFusedF32
-}
-
 func valueBytes(e engine.FeatureEncoding) int {
 	if isF32(e) {
 		return 4

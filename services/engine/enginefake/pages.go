@@ -248,5 +248,6 @@ func (e *Engine) hostLeft() uint64 {
 
 // planned is the memory that the engine took when it was opened.
 func (e *Engine) planned() uint64 {
-	return weightBytes + uint64(e.options.MaxSequences)*stateBytes + kvBytesPerToken*uint64(e.options.KVPositions)
+	return weights(&e.options, e.m.o) + uint64(e.options.MaxSequences)*stateBytes +
+		perToken(&e.options, e.m.o)*uint64(e.options.KVPositions)
 }

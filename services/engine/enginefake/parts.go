@@ -83,21 +83,6 @@ func (e *Target) DescribeSnapshot(ctx context.Context, id engine.Snapshot) (engi
 	return e.layoutOf(s.length()), nil
 }
 
-// checkPart compares a range with its part.
-func checkPart(l *engine.SnapshotLayout, at engine.Part, n int) error {
-	size, block := l.StateBytes, uint64(1)
-	switch {
-	case at.Page < engine.PartState || at.Page >= l.Pages:
-		return rpcerr.InvalidArgument("part", "%d is none of %d pages", at.Page, l.Pages)
-	case at.Page >= 0:
-		size, block = l.PageBytes, l.BlockBytes
-	}
-	if n == 0 || at.Offset > size || uint64(n) > size-at.Offset || at.Offset%block != 0 || uint64(n)%block != 0 {
-		return rpcerr.InvalidArgument("bytes", "%d at %d of %d in blocks of %d", n, at.Offset, size, block)
-	}
-	return nil
-}
-
 // ReadSnapshot copies bytes out.
 func (e *Target) ReadSnapshot(ctx context.Context, id engine.Snapshot, at engine.Part, data []byte) (uint32, error) {
 	if err := e.enter(ctx); err != nil {
@@ -109,7 +94,7 @@ func (e *Target) ReadSnapshot(ctx context.Context, id engine.Snapshot, at engine
 		return 0, err
 	}
 	l := e.layoutOf(s.length())
-	if err := checkPart(&l, at, len(data)); err != nil {
+	if err := l.Check(at, len(data)); err != nil {
 		return 0, err
 	}
 	all := s.state
@@ -194,7 +179,7 @@ func (e *Target) WriteSnapshot(
 		return err
 	}
 	w := s.writing
-	if err := checkPart(&w.layout, at, len(data)); err != nil {
+	if err := w.layout.Check(at, len(data)); err != nil {
 		return err
 	}
 	if at != w.next {

@@ -153,7 +153,7 @@ func (e *Sequences) Truncate(ctx context.Context, id engine.Sequence, length int
 		return rpcerr.FailedPrecondition("length: recurrent states cannot go back from %d to %d", s.length(), length)
 	}
 	s.hashes = s.hashes[:length]
-	s.kept.truncate(length)
+	s.kept.Truncate(length)
 	if e.role == engine.RoleTarget {
 		s.tokens = s.tokens[:length]
 	} else {

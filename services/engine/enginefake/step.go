@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/stepcheck"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
@@ -103,7 +104,7 @@ func (e *Engine) commit(g *group) {
 	for _, row := range g.Path {
 		p := &s.pending[row]
 		if p.kept {
-			s.kept.commit(int32(s.length()))
+			s.kept.Commit(int32(s.length()))
 		}
 		s.append(p.token, p.hash)
 	}
@@ -146,7 +147,7 @@ func (e *Engine) run(step *engine.Step, result *engine.StepResult, now time.Time
 		}
 		for k := range g.rows {
 			if g.rows[k].Want&engine.WantKeep != 0 {
-				g.s.kept.commit(int32(g.s.length()))
+				g.s.kept.Commit(int32(g.s.length()))
 			}
 			g.s.append(g.rows[k].Token, w.hashes[g.first+k])
 		}
@@ -292,18 +293,16 @@ func (e *Target) SetCapture(ctx context.Context, layers []int32) error {
 		}
 	}
 	e.forgetKept(layers)
-	e.setCapture(layers, 0)
+	e.setCapture(layers, 0, 0)
 	return nil
 }
 
-func (e *Engine) setCapture(layers []int32, fusedWidth int) {
+// setCapture captures layers; fused is how many layers a loaded fuse reads.
+func (e *Engine) setCapture(layers []int32, fusedWidth, fused int) {
 	e.infoMu.Lock()
 	defer e.infoMu.Unlock()
 	e.info.CaptureLayers = slices.Clone(layers)
-	e.info.FeatureRaw, e.info.FeatureFused, e.info.FuseRaw = len(layers)*e.m.o.Hidden, fusedWidth, 0
-	if fusedWidth > 0 {
-		e.info.FuseRaw = e.info.FeatureRaw
-	}
+	e.info.FeatureRaw, e.info.FeatureFused, e.info.FuseRaw = len(layers)*e.m.o.Hidden, fusedWidth, fused*e.m.o.Hidden
 }
 
 // LoadFuse implements engine.Target.
@@ -319,8 +318,12 @@ func (e *Target) LoadFuse(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	e.forgetKept(layers)
-	e.setCapture(layers, e.m.o.Hidden)
+	own := slices.Clone(layers) // of a shard those in its range
+	own = slices.DeleteFunc(own, func(l int32) bool {
+		return int(l) < e.options.LayerFirst || int(l) >= e.options.LayerLast
+	})
+	e.forgetKept(own)
+	e.setCapture(own, e.m.o.Hidden, len(layers))
 	return nil
 }
 
@@ -339,7 +342,7 @@ func (e *Target) Fuse(ctx context.Context, raw engine.RawFeatures, encoding engi
 		return nil, bad("kind", "unknown kind %d", raw.Kind)
 	case raw.Encoding != engine.FeatureRawBF16 && raw.Encoding != engine.FeatureRawF32:
 		return nil, bad("raw_encoding", "must be of raw features, got %d", raw.Encoding)
-	case !isFused(encoding):
+	case !stepcheck.Fused(encoding):
 		return nil, bad("fused_encoding", "must be of fused features, got %d", encoding)
 	case width == 0:
 		return nil, rpcerr.FailedPrecondition("fused features need a loaded fuse")

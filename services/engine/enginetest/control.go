@@ -87,6 +87,7 @@ func (s *suite) info() {
 	if i.KVTypeK == engine.KVDefault || i.KVTypeV == engine.KVDefault {
 		s.Errorf("the default cache types are not resolved: %+v", i)
 	}
+	s.choosesTypes(i)
 	if len(i.CaptureLayers) != 0 || i.FeatureRaw != 0 || i.FeatureFused != 0 {
 		s.Errorf("a fresh target captures: %+v", i)
 	}
@@ -305,4 +306,14 @@ func (s *suite) handles() {
 	s.refused("freed twice", e.FreeSequence(s.ctx, all[1]), codes.NotFound)
 	s.ok(e.FreeSnapshot(s.ctx, p))
 	expect("after frees", slices.Delete(all, 1, 2), nil)
+}
+
+// choosesTypes: where memory is plenty, automatic types of cached keys and values are the default ones.
+func (s *suite) choosesTypes(byDefault engine.Info) {
+	o := options(s.models.Target)
+	o.KVTypeK, o.KVTypeV = engine.KVAuto, engine.KVAuto
+	if i := s.openTarget(o).Info(); i.KVTypeK != byDefault.KVTypeK || i.KVTypeV != byDefault.KVTypeV {
+		s.Errorf("automatic cache types are %d and %d, want %d and %d", i.KVTypeK, i.KVTypeV, byDefault.KVTypeK,
+			byDefault.KVTypeV)
+	}
 }

@@ -60,6 +60,8 @@ func Run(t *testing.T, make Constructor) {
 		{"Forks", (*suite).forks},
 		{"DemotedSnapshots", (*suite).demote},
 		{"PoolOptions", (*suite).poolOptions},
+		{"AutoSequences", (*suite).autoSequences},
+		{"AutoContext", (*suite).autoContext},
 		{"SharedPagesEqualSequencesAlone", (*suite).program},
 		{"ExportImport", (*suite).exportImport},
 		{"ImportDamaged", (*suite).importDamaged},

@@ -116,6 +116,68 @@ func (s *suite) poolOptions() {
 	}
 }
 
+// autoSequences opens engines that choose the number of their sequences. Bits of answers do not depend on it.
+func (s *suite) autoSequences() {
+	o := options(s.models.Target)
+	o.MaxSequences = 0
+	e := s.openTarget(o)
+	i := e.Info()
+	if i.MaxSequences != 32 || i.MaxContext != maxContext || i.KVPositions != 4*maxContext {
+		s.Errorf("%d sequences of %d positions in a pool of %d, want 32 of %d in %d", i.MaxSequences, i.MaxContext,
+			i.KVPositions, maxContext, 4*maxContext)
+	}
+	alone, text := s.target(), s.tokens(e, 8)
+	q := s.sequence(alone)
+	s.feed(alone, q, text, 0)
+	want := s.probe(alone, q)
+	for range i.MaxSequences {
+		q = s.sequence(e)
+		s.feed(e, q, text, 0)
+	}
+	_, err := e.NewSequence(s.ctx)
+	s.refused("one sequence too many", err, codes.ResourceExhausted, "max_sequences", "sequences")
+	s.same("the last of 32 sequences", want, s.probe(e, q))
+	if s.models.Draft != "" {
+		o := s.draftOptions()
+		o.MaxSequences = 0
+		if i := opened(s, s.opener.OpenDraft, o).Info(); i.MaxSequences != 32 || i.KVPositions != 4*maxContext {
+			s.Errorf("a draft of %d sequences in a pool of %d, want 32 in %d", i.MaxSequences, i.KVPositions, 4*maxContext)
+		}
+	}
+}
+
+// autoContext opens engines that choose their context by the memory cap. Bits of answers do not depend on it.
+func (s *suite) autoContext() {
+	o := options(s.models.Target)
+	o.MaxContext, o.MaxSequences = 0, 1
+	whole := s.openTarget(o)
+	trained := whole.Info().MaxContext
+	memory, err := whole.Memory(s.ctx)
+	s.ok(err)
+	var all uint64
+	for _, m := range memory {
+		switch m.Name { // of the parts, however many an engine has, not of sums and counts of pages
+		case "weights_bytes", "weight_bytes", "kv_bytes", "state_bytes", "replay_bytes", "scratch_bytes":
+			all += m.Value
+		}
+	}
+	o.MemoryCapBytes = all - uint64(trained/4)*whole.Info().KVBytesPerToken
+	e := s.openTarget(o)
+	i := e.Info()
+	// What engines work in shrinks with the context, too.
+	if i.MaxContext < trained/2 || i.MaxContext > trained*7/8 || i.KVPositions < i.MaxContext {
+		s.Fatalf("a context of %d in a pool of %d, of %d that are trained", i.MaxContext, i.KVPositions, trained)
+	}
+	text := s.tokens(e, 8)
+	q, alone := s.sequence(e), s.sequence(whole)
+	s.feed(e, q, text, 0)
+	s.feed(whole, alone, text, 0)
+	s.same("in a shorter context", s.probe(whole, alone), s.probe(e, q))
+	o.MaxContext = trained
+	_, err = s.opener.OpenTarget(s.ctx, o, nil)
+	s.refused("a context that does not fit", err, codes.ResourceExhausted)
+}
+
 // holder is a sequence or a snapshot of a random program, and the text that it should hold.
 type holder[H any] struct {
 	handle H

@@ -200,20 +200,7 @@ func open[R remote](ctx context.Context, h *Host, options engine.OpenOptions, pr
 	}()
 	r, err = call(ctx, conn, options, progress, p.kill)
 	if err != nil {
-		died := false
-		select {
-		case <-lost:
-			died = true
-		default:
-			// The connection breaks an instant before the exit is seen.
-			if errors.Is(err, rpcerr.AnyUnavailable) {
-				select {
-				case <-lost:
-					died = true
-				case <-time.After(time.Second):
-				}
-			}
-		}
+		died := diedOf(err, lost)
 		_ = p.kill()
 		p.wait.Wait()
 		if cause := ctx.Err(); cause != nil {
@@ -238,6 +225,25 @@ func open[R remote](ctx context.Context, h *Host, options engine.OpenOptions, pr
 	default:
 	}
 	return p, r, nil
+}
+
+// diedOf reports whether a call failed with err because the process is gone, which lost says.
+func diedOf(err error, lost <-chan struct{}) bool {
+	select {
+	case <-lost:
+		return true
+	default:
+	}
+	if !errors.Is(err, rpcerr.AnyUnavailable) {
+		return false
+	}
+	// The connection breaks an instant before the exit is seen.
+	select {
+	case <-lost:
+		return true
+	case <-time.After(time.Second):
+		return false
+	}
 }
 
 func (h *Host) clientConfig(p *Process) *goplugin.ClientConfig {

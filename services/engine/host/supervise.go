@@ -22,6 +22,8 @@ type RestartConfig struct {
 	Progress engine.Progress
 	// OnEvent is called for every change, in order, on the goroutine of Run: it must return soon. May be nil.
 	OnEvent func(Event)
+	// Parked makes Run wait for Wake before it opens the first engine.
+	Parked bool
 }
 
 // EventKind says what happened to a supervised engine.
@@ -32,6 +34,7 @@ const (
 	EngineUp     EventKind = iota + 1 // a new engine is open: all sequences and snapshots of earlier generations are gone
 	EngineDown                        // the engine is lost; a restart follows
 	EngineFailed                      // the engine cannot be opened, or the budget is spent: Run returns
+	EngineParked                      // the engine was closed by Park; Wake opens another
 )
 
 // Event is a change of a supervised engine.
@@ -55,7 +58,10 @@ type Supervisor[E engine.Engine] struct {
 	running    bool // there is an engine
 	generation uint64
 	final      error         // set when Run is over
+	parked     bool          // Run opens no engine before Wake
 	changed    chan struct{} // closed and replaced when one of the above changes
+
+	park, wake chan struct{} // one token for each change of parked
 }
 
 // NewSupervisor returns a supervisor; Run does the work.
@@ -72,7 +78,33 @@ func NewSupervisor[E engine.Engine](open engine.Open[E], options engine.OpenOpti
 	if cfg.MaxBackoff == 0 {
 		cfg.MaxBackoff = 10 * time.Second
 	}
-	return &Supervisor[E]{open: open, options: options, cfg: cfg, changed: make(chan struct{})}
+	return &Supervisor[E]{open: open, options: options, cfg: cfg, changed: make(chan struct{}), parked: cfg.Parked,
+		park: make(chan struct{}, 1), wake: make(chan struct{}, 1)}
+}
+
+// Park closes the engine and gives its memory back; nobody gets it any more when Park returns. It returns false, and
+// does nothing, while there is no engine.
+func (s *Supervisor[E]) Park() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.running {
+		return false
+	}
+	var none E
+	s.engine, s.running, s.parked = none, false, true
+	s.park <- struct{}{}
+	s.change()
+	return true
+}
+
+// Wake has an engine opened after Park, or for the first time. Without need of that it does nothing.
+func (s *Supervisor[E]) Wake() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.parked {
+		s.parked = false
+		s.wake <- struct{}{}
+	}
 }
 
 // Engine waits for an open engine. It fails when ctx ends, and with UNAVAILABLE when the supervisor has ended.
@@ -91,6 +123,25 @@ func (s *Supervisor[E]) Engine(ctx context.Context) (E, uint64, error) {
 		select {
 		case <-changed:
 		case <-ctx.Done():
+			return none, 0, rpcerr.From(ctx.Err())
+		}
+	}
+}
+
+// Next waits for an engine that was opened after the generation `after`, until ctx ends. That the supervisor has ended
+// is for others to say.
+func (s *Supervisor[E]) Next(ctx context.Context, after uint64) (E, uint64, error) {
+	for {
+		s.mu.Lock()
+		e, running, g, changed := s.engine, s.running, s.generation, s.changed
+		s.mu.Unlock()
+		if running && g > after {
+			return e, g, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			var none E
 			return none, 0, rpcerr.From(ctx.Err())
 		}
 	}
@@ -135,8 +186,12 @@ func (s *Supervisor[E]) change() {
 	s.changed = make(chan struct{})
 }
 
-// Run opens the engine and keeps it open until ctx ends; then it closes it and returns nil. It returns an error when
-// the first opening fails, when a later one fails for a reason that a restart cannot cure, or when the budget is spent.
+// errParked is why outlive returned after Park.
+var errParked = errors.New("the engine was parked")
+
+// Run opens the engine and keeps it open until ctx ends, but for the time between Park and Wake; then it closes it and
+// returns nil. It returns an error when the first opening fails, when a later one fails for a reason that a restart
+// cannot cure, or when the budget is spent.
 func (s *Supervisor[E]) Run(ctx context.Context) (err error) {
 	defer func() {
 		final := err
@@ -146,7 +201,16 @@ func (s *Supervisor[E]) Run(ctx context.Context) (err error) {
 		s.down(final)
 	}()
 	var restarts []time.Time
+	asleep := s.cfg.Parked
 	for first := true; ; first = false {
+		if asleep {
+			select {
+			case <-s.wake:
+				asleep = false
+			case <-ctx.Done():
+				return nil
+			}
+		}
 		e, err := s.open(ctx, s.options, s.cfg.Progress)
 		if ctx.Err() != nil {
 			if err == nil {
@@ -158,11 +222,23 @@ func (s *Supervisor[E]) Run(ctx context.Context) (err error) {
 		if err == nil {
 			down.Generation = s.up(e)
 			s.tell(Event{Kind: EngineUp, Generation: down.Generation, Restarts: len(restarts)})
-			if down.Err = s.outlive(ctx, e); down.Err == nil {
+			down.Err = s.outlive(ctx, e)
+			if down.Err == nil {
 				s.down(nil)
 				return e.Close()
 			}
 			s.down(nil)
+			select {
+			case <-s.park: // it died while it was being parked
+				down.Err = errParked
+			default:
+			}
+			if errors.Is(down.Err, errParked) {
+				_ = e.Close()
+				s.tell(Event{Kind: EngineParked, Generation: down.Generation})
+				asleep = true
+				continue
+			}
 			// It is lost already; Close frees what is left on our side, and waits for the process and all that it wrote.
 			_ = e.Close()
 			if p, ok := any(e).(interface{ Stderr() []string }); ok {
@@ -196,16 +272,18 @@ func (s *Supervisor[E]) Run(ctx context.Context) (err error) {
 	}
 }
 
-// outlive waits until the engine is lost, and returns why, or until ctx ends, and returns nil.
+// outlive waits until the engine is lost or parked, and returns why, or until ctx ends, and returns nil.
 func (s *Supervisor[E]) outlive(ctx context.Context, e E) error {
-	m, ok := any(e).(engine.Mortal)
-	if !ok {
-		<-ctx.Done()
-		return nil
+	var lost <-chan struct{}
+	m, mortal := any(e).(engine.Mortal)
+	if mortal {
+		lost = m.Done()
 	}
 	select {
-	case <-m.Done():
+	case <-lost:
 		return m.Err()
+	case <-s.park:
+		return errParked
 	case <-ctx.Done():
 		return nil
 	}

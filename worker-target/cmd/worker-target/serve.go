@@ -23,6 +23,7 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
 	"github.com/tandem-inference/tandem/worker-target/internal/disk"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
+	"github.com/tandem-inference/tandem/worker-target/internal/peers"
 	"github.com/tandem-inference/tandem/worker-target/internal/piece"
 	"github.com/tandem-inference/tandem/worker-target/internal/prefix"
 	"github.com/tandem-inference/tandem/worker-target/internal/server"
@@ -36,6 +37,7 @@ const grace = 30 * time.Second
 type serveCmd struct {
 	workernode.Flags
 	workernode.CacheFlags
+	StageFlags
 
 	DraftAddress []string `was:"draft" help:"Draft worker to use besides those that the gateway names; may be repeated." placeholder:"ADDR"`
 	CacheDir     string   `help:"Folder for files of drafts and digests of model files; default: tandem in the user's cache." placeholder:"DIR"`
@@ -56,6 +58,8 @@ type serveCmd struct {
 	KVCacheColdMax   int    `name:"kv-cache-cold-max" help:"Most tokens that a state adds to what earlier requests have read, if it is to be written at once; a longer one is written when it is first used again." default:"10240"`
 	KVCacheMinTokens int    `name:"kv-cache-min-tokens" help:"Tokens below which a state is not written, and which one on disk must have more than that in memory to be read." default:"512"`
 
+	PeerFetch string `help:"Fetch states of prompts from the worker that holds them where that is faster than reading again, and send them to others: on, off." default:"on" enum:"on,off"`
+
 	DraftTransport string `help:"Way of features and proposals: auto (shared memory where the draft is on this host, else gRPC) or grpc." default:"auto" enum:"auto,grpc"`
 }
 
@@ -64,7 +68,8 @@ const mostPrefixes = 1024
 
 // Validate reports every setting that cannot work.
 func (c *serveCmd) Validate() error {
-	if err := errors.Join(c.Flags.Validate(), c.Pool(c.MaxCtx)); err != nil {
+	if err := errors.Join(c.Flags.Validate(), c.Pool(int(c.MaxCtx)),
+		workernode.CheckStages(c.TargetDevices, c.TargetLayerSplit)); err != nil {
 		return err
 	}
 	switch {
@@ -100,10 +105,10 @@ func (c *serveCmd) Validate() error {
 func (c *serveCmd) settings() map[string]string {
 	return map[string]string{
 		"lookup": strconv.FormatBool(c.Lookup), "chunk": strconv.Itoa(c.Chunk), "ddtree-budget": strconv.Itoa(c.DDTreeBudget),
-		"max-token-gap-ms": strconv.Itoa(c.MaxTokenGapMS),
-		"cache-type-k":     c.CacheTypeK, "cache-type-v": c.CacheTypeV,
+		"max-token-gap-ms": strconv.Itoa(c.MaxTokenGapMS), "park-after": c.ParkAfter.String(),
+		"cache-type-k": c.CacheTypeK, "cache-type-v": c.CacheTypeV,
 		"prefix-cache-ram-mb": strconv.Itoa(c.PrefixCacheRAMMB), "prefix-cache-slots": strconv.Itoa(c.PrefixCacheSlots),
-		"kv-cache-budget": strconv.Itoa(c.diskMB()),
+		"kv-cache-budget": strconv.Itoa(c.diskMB()), "peer-fetch": c.PeerFetch,
 	}
 }
 
@@ -131,6 +136,20 @@ func (c *serveCmd) disk(model string, log *zap.Logger) (*prefix.Disk, error) {
 	}, nil
 }
 
+// peers returns the client for states that other workers hold; nil when none is fetched or sent.
+func (c *serveCmd) peers(model *auto.Model, log *zap.Logger) *peers.Client {
+	if c.PeerFetch != "on" || c.PrefixCacheRAMMB == 0 || c.PrefixCacheSlots == 0 {
+		return nil
+	}
+	return peers.NewClient(peers.Config{
+		Dial: func(address string) (*grpc.ClientConn, error) { return workernode.Dial(address) },
+		Read: func(info engine.Info, from, to int) time.Duration {
+			return decode.PromptTime(model, info, c.Chunk, from, to)
+		},
+		MaxRowBytes: uint64(c.PrefixCacheRAMMB) << 20, Log: log.Named("peers"),
+	})
+}
+
 // Run serves until the process is told to end.
 func (c *serveCmd) Run(streams workernode.Streams) error {
 	log, err := c.Logger(streams)
@@ -155,7 +174,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	if err != nil {
 		return err
 	}
-	host, err := c.Host(log)
+	open, err := c.StageFlags.open(&c.Flags, file, log)
 	if err != nil {
 		return err
 	}
@@ -171,20 +190,8 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 		Bytes: uint64(c.PrefixCacheRAMMB) << 20, Slots: c.PrefixCacheSlots, Disk: files,
 	})
 	defer w.prefixes.Close()
-	words, unread := tokenizer.FromGGUF(file)
 	var markers piece.Markers
-	if unread != nil {
-		log.Warn("the tokenizer cannot be read: prompts are cut without regard to messages",
-			zap.NamedError(telemetry.KeyErr, unread))
-	} else {
-		markers = piece.MarkersOf(words)
-	}
-	w.constraints = constraint.NewFactory(func(vocab int) (*constraint.Text, error) {
-		if unread != nil {
-			return nil, unread
-		}
-		return constraint.FromTokenizer(words, vocab), nil
-	})
+	markers, w.constraints = vocabulary(file, log)
 	w.manager = drafts.NewManager(drafts.Config{
 		Engine: func() (drafts.Engine, error) {
 			e, err := w.keeper.Engine()
@@ -196,27 +203,49 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 		Log: log.Named("drafts"),
 	}, c.DraftAddress)
 	w.keeper = workernode.NewTargetKeeper(workernode.KeeperConfig[engine.Target]{
-		Open: host.OpenTarget, Options: options, Log: log.Named("engine"),
+		Open: open, Options: options, Log: log.Named("engine"),
 		Guard: engine.GuardConfig{HangLimit: c.HangLimit()},
-		Flags: &c.Flags, Trained: workernode.Trained(file),
+		Flags: &c.Flags, Trained: workernode.Trained(file), ParkAfter: c.ParkAfter,
 		OnOpen: func(ctx context.Context, e engine.Target) error { return w.manager.Restore(ctx, e) },
 	})
 	contract := func(info engine.Info) string {
 		return workernode.Contract(registration.Model.Digest, info, piece.Rule)
 	}
-	w.Server = server.New(id, c.Lanes, decode.Config{
+	w.peers = c.peers(w.model, log)
+	defer w.peers.Close()
+	w.Server = server.New(id, decode.Config{
 		PrefillChunk: c.Chunk, Markers: markers, TreeBudget: c.DDTreeBudget, RingRows: c.FeatureRows,
 		MaxDeadline: c.DraftDeadline, NoLookup: !c.Lookup,
 	}, server.Deps{
 		Engines: w.keeper, Drafts: w.manager, Constraints: w.constraints, Model: w.model, Prefixes: w.prefixes,
-		Contract:    contract,
+		Contract: contract, Peers: w.peers,
 		MaxTokenGap: time.Duration(c.MaxTokenGapMS) * time.Millisecond, Log: log,
 	})
 
 	node := workernode.Config{Flags: &c.Flags, Log: log, Registration: registration, Grace: grace}
 	return workernode.RunWithEngine(ctx, node, w, w.keeper, func(r *tandemv1.Registration, info engine.Info) {
 		workernode.Describe(r, info)
+		workernode.Chosen(r.Settings, info)
 		r.Contract = contract(info)
+	})
+}
+
+// vocabulary gives what is made of the file's tokenizer: where prompts may be cut, and constraints over its tokens.
+// When it cannot be read, prompts are cut anywhere, and requests with a constraint fail with the reason.
+func vocabulary(file *gguf.File, log *zap.Logger) (piece.Markers, *constraint.Factory) {
+	words, unread := tokenizer.FromGGUF(file)
+	var markers piece.Markers
+	if unread != nil {
+		log.Warn("the tokenizer cannot be read: prompts are cut without regard to messages",
+			zap.NamedError(telemetry.KeyErr, unread))
+	} else {
+		markers = piece.MarkersOf(words)
+	}
+	return markers, constraint.NewFactory(func(vocab int) (*constraint.Text, error) {
+		if unread != nil {
+			return nil, unread
+		}
+		return constraint.FromTokenizer(words, vocab), nil
 	})
 }
 
@@ -228,11 +257,12 @@ type worker struct {
 	constraints *constraint.Factory
 	model       *auto.Model
 	prefixes    *prefix.Cache
+	peers       *peers.Client // nil = no states are fetched or sent
 	log         *zap.Logger
 	ready       atomic.Bool
 }
 
-func (w *worker) Register(s *grpc.Server) { tandemv1.RegisterTargetServiceServer(s, w.Server) }
+func (w *worker) Register(s *grpc.Server) { w.Server.Register(s) }
 
 // Run calibrates the engine, then keeps drafts attached. The engine is there until it returns.
 func (w *worker) Run(ctx context.Context) error {
@@ -266,8 +296,7 @@ func (w *worker) price(rows int) zap.Field {
 
 // Ready reports whether requests are taken.
 func (w *worker) Ready() bool {
-	_, err := w.keeper.Engine()
-	return err == nil && w.ready.Load()
+	return w.keeper.Ready() && w.ready.Load()
 }
 
 // Lease takes over the drafts of the lease.

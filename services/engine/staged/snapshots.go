@@ -1,0 +1,402 @@
+package staged
+
+import (
+	"context"
+	"errors"
+	"hash/crc32"
+
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+)
+
+// snapshot is a stored state of every stage.
+type snapshot struct {
+	of      []engine.Snapshot // by stage
+	length  int
+	writing *writing // nil = finished
+}
+
+// writing is a snapshot that is not finished.
+type writing struct {
+	layout engine.SnapshotLayout
+	shared int         // pages of the base, which are not written
+	next   engine.Part // where the next bytes go
+}
+
+func (t *Target) stored(id engine.Snapshot) (*snapshot, error) {
+	p := t.snapshots[id]
+	if p == nil {
+		return nil, rpcerr.NotFound("snapshot: %d does not exist", id)
+	}
+	return p, nil
+}
+
+// finished is stored for calls that a snapshot refuses while it is written.
+func (t *Target) finished(id engine.Snapshot) (*snapshot, error) {
+	p, err := t.stored(id)
+	if err == nil && p.writing != nil {
+		err = rpcerr.FailedPrecondition("snapshot: %d is not finished", id)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// keep makes a snapshot in every stage or in none. The caller has the turn.
+func (t *Target) keep(ctx context.Context, p *snapshot,
+	one func(e engine.Target, stage int) (engine.Snapshot, error)) (engine.Snapshot, error) {
+	for k, e := range t.stages {
+		made, err := one(e, k)
+		if err != nil {
+			for i, done := range p.of {
+				if failed := t.stages[i].FreeSnapshot(context.WithoutCancel(ctx), done); failed != nil {
+					return 0, t.giveUp("a snapshot could not be freed", failed)
+				}
+			}
+			return 0, err
+		}
+		p.of = append(p.of, made)
+	}
+	t.nextSnapshot++
+	t.snapshots[t.nextSnapshot] = p
+	t.handles.AddSnapshot(t.nextSnapshot)
+	return t.nextSnapshot, nil
+}
+
+// NewSnapshot implements engine.Sequences, as do the methods below.
+func (t *Target) NewSnapshot(ctx context.Context, id engine.Sequence) (engine.Snapshot, error) {
+	if err := t.enter(ctx); err != nil {
+		return 0, err
+	}
+	defer t.leave()
+	s, err := t.whole(id)
+	if err != nil {
+		return 0, err
+	}
+	return t.keep(ctx, &snapshot{length: s.length}, func(e engine.Target, k int) (engine.Snapshot, error) {
+		return e.NewSnapshot(ctx, s.of[k])
+	})
+}
+
+// RestoreSnapshot puts a sequence into a stored state.
+func (t *Target) RestoreSnapshot(ctx context.Context, id engine.Snapshot, q engine.Sequence) error {
+	if err := t.enter(ctx); err != nil {
+		return err
+	}
+	defer t.leave()
+	p, err := t.finished(id)
+	if err != nil {
+		return err
+	}
+	s, err := t.find(q)
+	if err != nil {
+		return err
+	}
+	for k, e := range t.stages {
+		if err := e.RestoreSnapshot(ctx, p.of[k], s.of[k]); err != nil {
+			// A stage that has no room for pages, or whose call was cancelled, after the ones before it took the state.
+			s.broken = s.broken || k > 0
+			return err
+		}
+	}
+	s.assume(p.length)
+	return nil
+}
+
+// DemoteSnapshot moves pages to host memory.
+func (t *Target) DemoteSnapshot(ctx context.Context, id engine.Snapshot) error {
+	if err := t.enter(ctx); err != nil {
+		return err
+	}
+	defer t.leave()
+	p, err := t.finished(id)
+	if err != nil {
+		return err
+	}
+	for k, e := range t.stages {
+		if err := e.DemoteSnapshot(ctx, p.of[k]); err != nil {
+			return err // stages before have given up their pages already: they come back when it is restored
+		}
+	}
+	return nil
+}
+
+// FreeSnapshot frees it in every stage.
+func (t *Target) FreeSnapshot(ctx context.Context, id engine.Snapshot) error {
+	if err := t.enter(ctx); err != nil {
+		return err
+	}
+	defer t.leave()
+	p, err := t.stored(id)
+	if err != nil {
+		return err
+	}
+	ctx = context.WithoutCancel(ctx)
+	if err := t.all("a snapshot was not freed", func(e engine.Target, k int) error {
+		return e.FreeSnapshot(ctx, p.of[k])
+	}); err != nil {
+		return err
+	}
+	delete(t.snapshots, id)
+	t.handles.DropSnapshot(id)
+	return nil
+}
+
+// learn finds out what snapshots of the stages consist of. The caller has the turn, or is the only one yet.
+func (t *Target) learn(ctx context.Context) error {
+	if t.layouts != nil {
+		return nil
+	}
+	var layouts []engine.SnapshotLayout
+	for k, e := range t.stages {
+		l, err := emptyLayout(ctx, e)
+		if err != nil {
+			return err
+		}
+		if layouts = append(layouts, l); l.BlockBytes != layouts[0].BlockBytes {
+			return rpcerr.FailedPrecondition("device: stage %d stores a page of a layer in %d bytes, stage 1 in %d", k+1,
+				l.BlockBytes, layouts[0].BlockBytes)
+		}
+	}
+	t.layouts = layouts
+	return nil
+}
+
+func emptyLayout(ctx context.Context, e engine.Target) (l engine.SnapshotLayout, err error) {
+	s, err := e.NewSequence(ctx)
+	if err != nil {
+		return l, err
+	}
+	defer func() { err = errors.Join(err, e.FreeSequence(context.WithoutCancel(ctx), s)) }()
+	p, err := e.NewSnapshot(ctx, s)
+	if err != nil {
+		return l, err
+	}
+	defer func() { err = errors.Join(err, e.FreeSnapshot(context.WithoutCancel(ctx), p)) }()
+	return e.DescribeSnapshot(ctx, p)
+}
+
+// identity of a state of all stages.
+func (t *Target) identity() uint64 {
+	h := t.layouts[0].Identity
+	for _, l := range t.layouts[1:] {
+		h = (h ^ h>>29) * 0xbf58476d1ce4e5b9
+		h = (h^h>>32)*0x94d049bb133111eb + l.Identity
+	}
+	return h
+}
+
+// sizes of a snapshot's state or of its pages in each stage.
+func (t *Target) sizes(length, page int) []uint64 {
+	out := make([]uint64, len(t.layouts))
+	for k, l := range t.layouts {
+		if out[k] = l.PageBytes; page == engine.PartState {
+			out[k] = l.StateBytes + uint64(length)*4 // token ids
+		}
+	}
+	return out
+}
+
+// layout of a snapshot of so many positions.
+func (t *Target) layout(length int) engine.SnapshotLayout {
+	l := t.layouts[0]
+	l.Length, l.Pages = length, (length+t.info.KVPage-1)/t.info.KVPage
+	l.Identity = t.identity()
+	l.StateBytes, l.PageBytes = 0, 0
+	for _, n := range t.sizes(length, engine.PartState) {
+		l.StateBytes += n
+	}
+	for _, n := range t.sizes(length, 0) {
+		l.PageBytes += n
+	}
+	return l
+}
+
+// DescribeSnapshot implements engine.SnapshotParts, as do the methods below. The state is that of the stages one after
+// the other, and so is each page.
+func (t *Target) DescribeSnapshot(ctx context.Context, id engine.Snapshot) (engine.SnapshotLayout, error) {
+	if err := t.enter(ctx); err != nil {
+		return engine.SnapshotLayout{}, err
+	}
+	defer t.leave()
+	p, err := t.finished(id)
+	if err == nil {
+		err = t.learn(ctx)
+	}
+	if err != nil {
+		return engine.SnapshotLayout{}, err
+	}
+	return t.layout(p.length), nil
+}
+
+// segment is the part of a range of bytes that lies in one stage.
+type segment struct {
+	stage int
+	at    engine.Part
+	data  []byte
+}
+
+// segments divides bytes by stages; false when they do not lie within the state or page.
+func (t *Target) segments(length int, at engine.Part, data []byte) ([]segment, bool) {
+	var out []segment
+	offset := at.Offset
+	for k, size := range t.sizes(length, at.Page) {
+		if offset >= size {
+			offset -= size
+			continue
+		}
+		n := min(size-offset, uint64(len(data)))
+		out = append(out, segment{k, engine.Part{Page: at.Page, Offset: offset}, data[:n]})
+		if data = data[n:]; len(data) == 0 {
+			return out, true
+		}
+		offset = 0
+	}
+	return out, false
+}
+
+// ReadSnapshot reads bytes of one stage or of several.
+func (t *Target) ReadSnapshot(ctx context.Context, id engine.Snapshot, at engine.Part, data []byte) (uint32, error) {
+	if err := t.enter(ctx); err != nil {
+		return 0, err
+	}
+	defer t.leave()
+	p, err := t.finished(id)
+	if err == nil {
+		err = t.learn(ctx)
+	}
+	if err != nil {
+		return 0, err
+	}
+	l := t.layout(p.length)
+	if err := l.Check(at, len(data)); err != nil {
+		return 0, err
+	}
+	segments, _ := t.segments(p.length, at, data)
+	for _, s := range segments {
+		crc, err := t.stages[s.stage].ReadSnapshot(ctx, p.of[s.stage], s.at, s.data)
+		if err != nil {
+			return 0, err
+		}
+		if len(segments) == 1 {
+			return crc, nil
+		}
+		if got := crc32.Checksum(s.data, castagnoli); got != crc {
+			return 0, rpcerr.DamagedState.With("stage %d: %d bytes of a snapshot changed on their way", s.stage+1, len(s.data))
+		}
+	}
+	return crc32.Checksum(data, castagnoli), nil
+}
+
+// BeginSnapshot begins one in every stage.
+func (t *Target) BeginSnapshot(ctx context.Context, layout engine.SnapshotLayout, base engine.Snapshot,
+	shared int) (engine.Snapshot, error) {
+	if err := t.enter(ctx); err != nil {
+		return 0, err
+	}
+	defer t.leave()
+	if err := t.learn(ctx); err != nil {
+		return 0, err
+	}
+	from := &snapshot{of: make([]engine.Snapshot, len(t.stages))}
+	if shared != 0 && base != 0 {
+		p, err := t.finished(base)
+		if err != nil {
+			return 0, err
+		}
+		from = p
+	}
+	want := t.layout(layout.Length)
+	p := &snapshot{length: layout.Length, writing: &writing{layout, shared, engine.Part{Page: engine.PartState}}}
+	return t.keep(ctx, p, func(e engine.Target, k int) (engine.Snapshot, error) {
+		l := layout
+		l.Identity, l.PageBytes = t.layouts[k].Identity, t.layouts[k].PageBytes
+		l.StateBytes = t.sizes(layout.Length, engine.PartState)[k]
+		if k == 0 { // what differs from a layout of ours is for the first stage to refuse
+			l.Identity ^= layout.Identity ^ want.Identity
+			l.PageBytes += layout.PageBytes - want.PageBytes
+			l.StateBytes += layout.StateBytes - want.StateBytes
+		}
+		b := from.of[k]
+		if base != 0 && shared == 0 {
+			b = 0
+		}
+		return e.BeginSnapshot(ctx, l, b, shared)
+	})
+}
+
+// WriteSnapshot writes the next bytes, of one stage or of several.
+func (t *Target) WriteSnapshot(ctx context.Context, id engine.Snapshot, at engine.Part, data []byte, crc uint32) error {
+	if err := t.enter(ctx); err != nil {
+		return err
+	}
+	defer t.leave()
+	p, err := t.stored(id)
+	if err != nil {
+		return err
+	}
+	w := p.writing
+	if w == nil {
+		return rpcerr.FailedPrecondition("snapshot: %d is finished", id)
+	}
+	if err := w.layout.Check(at, len(data)); err != nil {
+		return err
+	}
+	if at != w.next {
+		return rpcerr.FailedPrecondition("part: page %d from %d on, the next is page %d from %d on", at.Page, at.Offset,
+			w.next.Page, w.next.Offset)
+	}
+	segments, _ := t.segments(w.layout.Length, at, data)
+	if len(segments) > 1 && crc32.Checksum(data, castagnoli) != crc {
+		return rpcerr.DamagedState.With("data: %d bytes have another checksum", len(data))
+	}
+	for i, s := range segments {
+		part := crc
+		if len(segments) > 1 {
+			part = crc32.Checksum(s.data, castagnoli)
+		}
+		if err := t.stages[s.stage].WriteSnapshot(ctx, p.of[s.stage], s.at, s.data, part); err != nil {
+			if i == 0 {
+				return err
+			}
+			return t.giveUp("bytes of a snapshot were written in one stage only", err)
+		}
+	}
+	w.next.Offset = at.Offset + uint64(len(data))
+	size := w.layout.PageBytes
+	if at.Page == engine.PartState {
+		size = w.layout.StateBytes
+	}
+	w.next.Page = at.Page
+	switch {
+	case w.next.Offset < size:
+	case at.Page == engine.PartState:
+		w.next = engine.Part{Page: w.shared}
+	default:
+		w.next = engine.Part{Page: at.Page + 1}
+	}
+	return nil
+}
+
+// FinishSnapshot finishes it in every stage.
+func (t *Target) FinishSnapshot(ctx context.Context, id engine.Snapshot) error {
+	if err := t.enter(ctx); err != nil {
+		return err
+	}
+	defer t.leave()
+	p, err := t.stored(id)
+	if err != nil {
+		return err
+	}
+	if w := p.writing; w != nil && w.next.Page < w.layout.Pages {
+		return rpcerr.FailedPrecondition("snapshot: %d is missing bytes from page %d, %d on", id, w.next.Page, w.next.Offset)
+	}
+	if err := t.all("a snapshot was finished in one stage only", func(e engine.Target, k int) error {
+		return e.FinishSnapshot(ctx, p.of[k])
+	}); err != nil {
+		return err
+	}
+	p.writing = nil
+	return nil
+}
