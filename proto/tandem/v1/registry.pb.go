@@ -125,8 +125,8 @@ type Registration struct {
 	// The engine's arithmetic in words, as the engine states it: backend, kind of device, versions of its kernels.
 	Numerics string `protobuf:"bytes,11,opt,name=numerics,proto3" json:"numerics,omitempty"`
 	// Settings that the worker runs with, by the names of its flags: of targets lookup, chunk, ddtree-budget,
-	// max-token-gap-ms, prefix-cache-ram-mb, prefix-cache-slots, kv-cache-budget (0 = no files), cache-type-k and
-	// cache-type-v. For /props.
+	// max-token-gap-ms, prefix-cache-ram-mb, prefix-cache-slots, kv-cache-budget (0 = no files), peer-fetch,
+	// cache-type-k and cache-type-v (types that the engine opened with, never auto). For /props.
 	Settings      map[string]string `protobuf:"bytes,12,rep,name=settings,proto3" json:"settings,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -496,7 +496,9 @@ type Heartbeat struct {
 	// Of a target that speculates.
 	Speculation *AutoSpeculation `protobuf:"bytes,12,opt,name=speculation,proto3" json:"speculation,omitempty"`
 	// Of a target that keeps states of prompts.
-	Prefixes      *Prefixes `protobuf:"bytes,13,opt,name=prefixes,proto3" json:"prefixes,omitempty"`
+	Prefixes *Prefixes `protobuf:"bytes,13,opt,name=prefixes,proto3" json:"prefixes,omitempty"`
+	// Drafts that a target cannot use because they do not match it.
+	RefusedDrafts []*RefusedDraft `protobuf:"bytes,14,rep,name=refused_drafts,json=refusedDrafts,proto3" json:"refused_drafts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -622,20 +624,83 @@ func (x *Heartbeat) GetPrefixes() *Prefixes {
 	return nil
 }
 
+func (x *Heartbeat) GetRefusedDrafts() []*RefusedDraft {
+	if x != nil {
+		return x.RefusedDrafts
+	}
+	return nil
+}
+
+type RefusedDraft struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Where the target reaches the draft.
+	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// What does not match.
+	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefusedDraft) Reset() {
+	*x = RefusedDraft{}
+	mi := &file_tandem_v1_registry_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefusedDraft) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefusedDraft) ProtoMessage() {}
+
+func (x *RefusedDraft) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_registry_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefusedDraft.ProtoReflect.Descriptor instead.
+func (*RefusedDraft) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *RefusedDraft) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *RefusedDraft) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // Prefixes are the states of prompts that a target holds, those used last first.
 type Prefixes struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Rises with every change, never 0. A heartbeat whose version is that of the stream's heartbeat before leaves states
 	// out: they are the same.
-	Version       uint64         `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
-	States        []*PrefixState `protobuf:"bytes,2,rep,name=states,proto3" json:"states,omitempty"`
+	Version uint64         `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	States  []*PrefixState `protobuf:"bytes,2,rep,name=states,proto3" json:"states,omitempty"`
+	// What reading a token of a state from disk takes, 0 = nothing is kept there. It may change without the version.
+	DiskTokenMs   float64 `protobuf:"fixed64,3,opt,name=disk_token_ms,json=diskTokenMs,proto3" json:"disk_token_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Prefixes) Reset() {
 	*x = Prefixes{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[5]
+	mi := &file_tandem_v1_registry_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -647,7 +712,7 @@ func (x *Prefixes) String() string {
 func (*Prefixes) ProtoMessage() {}
 
 func (x *Prefixes) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[5]
+	mi := &file_tandem_v1_registry_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -660,7 +725,7 @@ func (x *Prefixes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prefixes.ProtoReflect.Descriptor instead.
 func (*Prefixes) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{5}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Prefixes) GetVersion() uint64 {
@@ -677,18 +742,27 @@ func (x *Prefixes) GetStates() []*PrefixState {
 	return nil
 }
 
+func (x *Prefixes) GetDiskTokenMs() float64 {
+	if x != nil {
+		return x.DiskTokenMs
+	}
+	return 0
+}
+
 type PrefixState struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Of the tokens and of what states are kept apart by (services/prefixhash).
-	Digest        uint64 `protobuf:"fixed64,1,opt,name=digest,proto3" json:"digest,omitempty"`
-	Tokens        int32  `protobuf:"varint,2,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	Digest uint64 `protobuf:"fixed64,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	Tokens int32  `protobuf:"varint,2,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	// It is on disk alone.
+	OnDisk        bool `protobuf:"varint,3,opt,name=on_disk,json=onDisk,proto3" json:"on_disk,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PrefixState) Reset() {
 	*x = PrefixState{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[6]
+	mi := &file_tandem_v1_registry_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -700,7 +774,7 @@ func (x *PrefixState) String() string {
 func (*PrefixState) ProtoMessage() {}
 
 func (x *PrefixState) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[6]
+	mi := &file_tandem_v1_registry_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -713,7 +787,7 @@ func (x *PrefixState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixState.ProtoReflect.Descriptor instead.
 func (*PrefixState) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{6}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PrefixState) GetDigest() uint64 {
@@ -728,6 +802,13 @@ func (x *PrefixState) GetTokens() int32 {
 		return x.Tokens
 	}
 	return 0
+}
+
+func (x *PrefixState) GetOnDisk() bool {
+	if x != nil {
+		return x.OnDisk
+	}
+	return false
 }
 
 // AutoSpeculation is what a target believes of speculation at the moment. Times are in milliseconds, 0 = not known.
@@ -762,7 +843,7 @@ type AutoSpeculation struct {
 
 func (x *AutoSpeculation) Reset() {
 	*x = AutoSpeculation{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[7]
+	mi := &file_tandem_v1_registry_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -774,7 +855,7 @@ func (x *AutoSpeculation) String() string {
 func (*AutoSpeculation) ProtoMessage() {}
 
 func (x *AutoSpeculation) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[7]
+	mi := &file_tandem_v1_registry_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -787,7 +868,7 @@ func (x *AutoSpeculation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AutoSpeculation.ProtoReflect.Descriptor instead.
 func (*AutoSpeculation) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{7}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *AutoSpeculation) GetSteps() []*StepTime {
@@ -891,7 +972,7 @@ type StepTime struct {
 
 func (x *StepTime) Reset() {
 	*x = StepTime{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[8]
+	mi := &file_tandem_v1_registry_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -903,7 +984,7 @@ func (x *StepTime) String() string {
 func (*StepTime) ProtoMessage() {}
 
 func (x *StepTime) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[8]
+	mi := &file_tandem_v1_registry_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -916,7 +997,7 @@ func (x *StepTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepTime.ProtoReflect.Descriptor instead.
 func (*StepTime) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{8}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *StepTime) GetRows() int32 {
@@ -942,7 +1023,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[9]
+	mi := &file_tandem_v1_registry_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -954,7 +1035,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[9]
+	mi := &file_tandem_v1_registry_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -967,7 +1048,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{9}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *JoinResponse) GetLease() *Lease {
@@ -993,7 +1074,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[10]
+	mi := &file_tandem_v1_registry_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1005,7 +1086,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[10]
+	mi := &file_tandem_v1_registry_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1018,7 +1099,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{10}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Lease) GetLeaseTtlMs() int32 {
@@ -1068,7 +1149,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[11]
+	mi := &file_tandem_v1_registry_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1080,7 +1161,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[11]
+	mi := &file_tandem_v1_registry_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1093,7 +1174,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{11}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Peer) GetWorkerId() string {
@@ -1174,7 +1255,7 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"maxContext\x12\"\n" +
 	"\rmax_tree_rows\x18\x03 \x01(\x05R\vmaxTreeRows\x12(\n" +
 	"\x10max_score_tokens\x18\x04 \x01(\x05R\x0emaxScoreTokens\x12\x1b\n" +
-	"\tkv_tokens\x18\x05 \x01(\x03R\bkvTokens\"\xb6\x04\n" +
+	"\tkv_tokens\x18\x05 \x01(\x03R\bkvTokens\"\xf6\x04\n" +
 	"\tHeartbeat\x12\x14\n" +
 	"\x05state\x18\x01 \x01(\tR\x05state\x12\x1d\n" +
 	"\n" +
@@ -1191,16 +1272,22 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	" \x01(\x05R\x0fengineSequences\x12-\n" +
 	"\x12orphaned_sequences\x18\v \x01(\x05R\x11orphanedSequences\x12<\n" +
 	"\vspeculation\x18\f \x01(\v2\x1a.tandem.v1.AutoSpeculationR\vspeculation\x12/\n" +
-	"\bprefixes\x18\r \x01(\v2\x13.tandem.v1.PrefixesR\bprefixes\x1a;\n" +
+	"\bprefixes\x18\r \x01(\v2\x13.tandem.v1.PrefixesR\bprefixes\x12>\n" +
+	"\x0erefused_drafts\x18\x0e \x03(\v2\x17.tandem.v1.RefusedDraftR\rrefusedDrafts\x1a;\n" +
 	"\rCountersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"T\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"@\n" +
+	"\fRefusedDraft\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"x\n" +
 	"\bPrefixes\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12.\n" +
-	"\x06states\x18\x02 \x03(\v2\x16.tandem.v1.PrefixStateR\x06states\"=\n" +
+	"\x06states\x18\x02 \x03(\v2\x16.tandem.v1.PrefixStateR\x06states\x12\"\n" +
+	"\rdisk_token_ms\x18\x03 \x01(\x01R\vdiskTokenMs\"V\n" +
 	"\vPrefixState\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\x06R\x06digest\x12\x16\n" +
-	"\x06tokens\x18\x02 \x01(\x05R\x06tokens\"\xec\x03\n" +
+	"\x06tokens\x18\x02 \x01(\x05R\x06tokens\x12\x17\n" +
+	"\aon_disk\x18\x03 \x01(\bR\x06onDisk\"\xec\x03\n" +
 	"\x0fAutoSpeculation\x12)\n" +
 	"\x05steps\x18\x01 \x03(\v2\x13.tandem.v1.StepTimeR\x05steps\x12\x19\n" +
 	"\bdraft_ms\x18\x02 \x01(\x01R\adraftMs\x12\x1f\n" +
@@ -1251,49 +1338,51 @@ func file_tandem_v1_registry_proto_rawDescGZIP() []byte {
 	return file_tandem_v1_registry_proto_rawDescData
 }
 
-var file_tandem_v1_registry_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_tandem_v1_registry_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_tandem_v1_registry_proto_goTypes = []any{
 	(*JoinRequest)(nil),     // 0: tandem.v1.JoinRequest
 	(*Registration)(nil),    // 1: tandem.v1.Registration
 	(*ModelInfo)(nil),       // 2: tandem.v1.ModelInfo
 	(*Limits)(nil),          // 3: tandem.v1.Limits
 	(*Heartbeat)(nil),       // 4: tandem.v1.Heartbeat
-	(*Prefixes)(nil),        // 5: tandem.v1.Prefixes
-	(*PrefixState)(nil),     // 6: tandem.v1.PrefixState
-	(*AutoSpeculation)(nil), // 7: tandem.v1.AutoSpeculation
-	(*StepTime)(nil),        // 8: tandem.v1.StepTime
-	(*JoinResponse)(nil),    // 9: tandem.v1.JoinResponse
-	(*Lease)(nil),           // 10: tandem.v1.Lease
-	(*Peer)(nil),            // 11: tandem.v1.Peer
-	nil,                     // 12: tandem.v1.Registration.SettingsEntry
-	nil,                     // 13: tandem.v1.Heartbeat.CountersEntry
-	(Role)(0),               // 14: tandem.v1.Role
+	(*RefusedDraft)(nil),    // 5: tandem.v1.RefusedDraft
+	(*Prefixes)(nil),        // 6: tandem.v1.Prefixes
+	(*PrefixState)(nil),     // 7: tandem.v1.PrefixState
+	(*AutoSpeculation)(nil), // 8: tandem.v1.AutoSpeculation
+	(*StepTime)(nil),        // 9: tandem.v1.StepTime
+	(*JoinResponse)(nil),    // 10: tandem.v1.JoinResponse
+	(*Lease)(nil),           // 11: tandem.v1.Lease
+	(*Peer)(nil),            // 12: tandem.v1.Peer
+	nil,                     // 13: tandem.v1.Registration.SettingsEntry
+	nil,                     // 14: tandem.v1.Heartbeat.CountersEntry
+	(Role)(0),               // 15: tandem.v1.Role
 }
 var file_tandem_v1_registry_proto_depIdxs = []int32{
 	1,  // 0: tandem.v1.JoinRequest.registration:type_name -> tandem.v1.Registration
 	4,  // 1: tandem.v1.JoinRequest.heartbeat:type_name -> tandem.v1.Heartbeat
-	14, // 2: tandem.v1.Registration.role:type_name -> tandem.v1.Role
+	15, // 2: tandem.v1.Registration.role:type_name -> tandem.v1.Role
 	2,  // 3: tandem.v1.Registration.model:type_name -> tandem.v1.ModelInfo
 	3,  // 4: tandem.v1.Registration.limits:type_name -> tandem.v1.Limits
-	12, // 5: tandem.v1.Registration.settings:type_name -> tandem.v1.Registration.SettingsEntry
-	13, // 6: tandem.v1.Heartbeat.counters:type_name -> tandem.v1.Heartbeat.CountersEntry
-	7,  // 7: tandem.v1.Heartbeat.speculation:type_name -> tandem.v1.AutoSpeculation
-	5,  // 8: tandem.v1.Heartbeat.prefixes:type_name -> tandem.v1.Prefixes
-	6,  // 9: tandem.v1.Prefixes.states:type_name -> tandem.v1.PrefixState
-	8,  // 10: tandem.v1.AutoSpeculation.steps:type_name -> tandem.v1.StepTime
-	8,  // 11: tandem.v1.AutoSpeculation.prompts:type_name -> tandem.v1.StepTime
-	8,  // 12: tandem.v1.AutoSpeculation.prompts_beside:type_name -> tandem.v1.StepTime
-	10, // 13: tandem.v1.JoinResponse.lease:type_name -> tandem.v1.Lease
-	11, // 14: tandem.v1.Lease.peers:type_name -> tandem.v1.Peer
-	14, // 15: tandem.v1.Peer.role:type_name -> tandem.v1.Role
-	2,  // 16: tandem.v1.Peer.model:type_name -> tandem.v1.ModelInfo
-	0,  // 17: tandem.v1.RegistryService.Join:input_type -> tandem.v1.JoinRequest
-	9,  // 18: tandem.v1.RegistryService.Join:output_type -> tandem.v1.JoinResponse
-	18, // [18:19] is the sub-list for method output_type
-	17, // [17:18] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	13, // 5: tandem.v1.Registration.settings:type_name -> tandem.v1.Registration.SettingsEntry
+	14, // 6: tandem.v1.Heartbeat.counters:type_name -> tandem.v1.Heartbeat.CountersEntry
+	8,  // 7: tandem.v1.Heartbeat.speculation:type_name -> tandem.v1.AutoSpeculation
+	6,  // 8: tandem.v1.Heartbeat.prefixes:type_name -> tandem.v1.Prefixes
+	5,  // 9: tandem.v1.Heartbeat.refused_drafts:type_name -> tandem.v1.RefusedDraft
+	7,  // 10: tandem.v1.Prefixes.states:type_name -> tandem.v1.PrefixState
+	9,  // 11: tandem.v1.AutoSpeculation.steps:type_name -> tandem.v1.StepTime
+	9,  // 12: tandem.v1.AutoSpeculation.prompts:type_name -> tandem.v1.StepTime
+	9,  // 13: tandem.v1.AutoSpeculation.prompts_beside:type_name -> tandem.v1.StepTime
+	11, // 14: tandem.v1.JoinResponse.lease:type_name -> tandem.v1.Lease
+	12, // 15: tandem.v1.Lease.peers:type_name -> tandem.v1.Peer
+	15, // 16: tandem.v1.Peer.role:type_name -> tandem.v1.Role
+	2,  // 17: tandem.v1.Peer.model:type_name -> tandem.v1.ModelInfo
+	0,  // 18: tandem.v1.RegistryService.Join:input_type -> tandem.v1.JoinRequest
+	10, // 19: tandem.v1.RegistryService.Join:output_type -> tandem.v1.JoinResponse
+	19, // [19:20] is the sub-list for method output_type
+	18, // [18:19] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_tandem_v1_registry_proto_init() }
@@ -1312,7 +1401,7 @@ func file_tandem_v1_registry_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_v1_registry_proto_rawDesc), len(file_tandem_v1_registry_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   14,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

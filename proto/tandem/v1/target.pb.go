@@ -214,7 +214,9 @@ type DecodeRequest struct {
 	// 0..9: prompts of a higher priority are read first.
 	Priority int32 `protobuf:"varint,13,opt,name=priority,proto3" json:"priority,omitempty"`
 	// Use of the worker's prefix cache, which changes time and no token; absent = as the zero value.
-	Cache         *CacheUse `protobuf:"bytes,14,opt,name=cache,proto3" json:"cache,omitempty"`
+	Cache *CacheUse `protobuf:"bytes,14,opt,name=cache,proto3" json:"cache,omitempty"`
+	// Another worker that may hold a longer state of the prompt than this one, for PeerService; absent = nobody is known.
+	Peer          *PeerHint `protobuf:"bytes,15,opt,name=peer,proto3" json:"peer,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -347,6 +349,76 @@ func (x *DecodeRequest) GetCache() *CacheUse {
 	return nil
 }
 
+func (x *DecodeRequest) GetPeer() *PeerHint {
+	if x != nil {
+		return x.Peer
+	}
+	return nil
+}
+
+// PeerHint names a worker with the same contract id that is believed to hold a state of the prompt.
+type PeerHint struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	WorkerId string                 `protobuf:"bytes,1,opt,name=worker_id,json=workerId,proto3" json:"worker_id,omitempty"`
+	// Registration.address.
+	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	// Tokens of the state.
+	Tokens        int32 `protobuf:"varint,3,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PeerHint) Reset() {
+	*x = PeerHint{}
+	mi := &file_tandem_v1_target_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeerHint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeerHint) ProtoMessage() {}
+
+func (x *PeerHint) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_target_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeerHint.ProtoReflect.Descriptor instead.
+func (*PeerHint) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *PeerHint) GetWorkerId() string {
+	if x != nil {
+		return x.WorkerId
+	}
+	return ""
+}
+
+func (x *PeerHint) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *PeerHint) GetTokens() int32 {
+	if x != nil {
+		return x.Tokens
+	}
+	return 0
+}
+
 // CacheUse says what a request may take from the prefix cache and what it leaves there.
 type CacheUse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -363,7 +435,7 @@ type CacheUse struct {
 
 func (x *CacheUse) Reset() {
 	*x = CacheUse{}
-	mi := &file_tandem_v1_target_proto_msgTypes[3]
+	mi := &file_tandem_v1_target_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -375,7 +447,7 @@ func (x *CacheUse) String() string {
 func (*CacheUse) ProtoMessage() {}
 
 func (x *CacheUse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[3]
+	mi := &file_tandem_v1_target_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -388,7 +460,7 @@ func (x *CacheUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CacheUse.ProtoReflect.Descriptor instead.
 func (*CacheUse) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{3}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *CacheUse) GetOff() bool {
@@ -430,7 +502,7 @@ type Guide struct {
 
 func (x *Guide) Reset() {
 	*x = Guide{}
-	mi := &file_tandem_v1_target_proto_msgTypes[4]
+	mi := &file_tandem_v1_target_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -442,7 +514,7 @@ func (x *Guide) String() string {
 func (*Guide) ProtoMessage() {}
 
 func (x *Guide) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[4]
+	mi := &file_tandem_v1_target_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -455,7 +527,7 @@ func (x *Guide) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guide.ProtoReflect.Descriptor instead.
 func (*Guide) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{4}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Guide) GetReasoning() *Reasoning {
@@ -506,7 +578,7 @@ type Reasoning struct {
 
 func (x *Reasoning) Reset() {
 	*x = Reasoning{}
-	mi := &file_tandem_v1_target_proto_msgTypes[5]
+	mi := &file_tandem_v1_target_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -518,7 +590,7 @@ func (x *Reasoning) String() string {
 func (*Reasoning) ProtoMessage() {}
 
 func (x *Reasoning) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[5]
+	mi := &file_tandem_v1_target_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -531,7 +603,7 @@ func (x *Reasoning) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reasoning.ProtoReflect.Descriptor instead.
 func (*Reasoning) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{5}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Reasoning) GetOpen() []int32 {
@@ -605,7 +677,7 @@ type DecodeResponse struct {
 
 func (x *DecodeResponse) Reset() {
 	*x = DecodeResponse{}
-	mi := &file_tandem_v1_target_proto_msgTypes[6]
+	mi := &file_tandem_v1_target_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -617,7 +689,7 @@ func (x *DecodeResponse) String() string {
 func (*DecodeResponse) ProtoMessage() {}
 
 func (x *DecodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[6]
+	mi := &file_tandem_v1_target_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -630,7 +702,7 @@ func (x *DecodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecodeResponse.ProtoReflect.Descriptor instead.
 func (*DecodeResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{6}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *DecodeResponse) GetEvent() isDecodeResponse_Event {
@@ -717,7 +789,7 @@ type Admitted struct {
 
 func (x *Admitted) Reset() {
 	*x = Admitted{}
-	mi := &file_tandem_v1_target_proto_msgTypes[7]
+	mi := &file_tandem_v1_target_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -729,7 +801,7 @@ func (x *Admitted) String() string {
 func (*Admitted) ProtoMessage() {}
 
 func (x *Admitted) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[7]
+	mi := &file_tandem_v1_target_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -742,7 +814,7 @@ func (x *Admitted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admitted.ProtoReflect.Descriptor instead.
 func (*Admitted) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{7}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Admitted) GetWorkerId() string {
@@ -775,7 +847,7 @@ type Prefilled struct {
 
 func (x *Prefilled) Reset() {
 	*x = Prefilled{}
-	mi := &file_tandem_v1_target_proto_msgTypes[8]
+	mi := &file_tandem_v1_target_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -787,7 +859,7 @@ func (x *Prefilled) String() string {
 func (*Prefilled) ProtoMessage() {}
 
 func (x *Prefilled) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[8]
+	mi := &file_tandem_v1_target_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -800,7 +872,7 @@ func (x *Prefilled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prefilled.ProtoReflect.Descriptor instead.
 func (*Prefilled) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{8}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Prefilled) GetTokens() int32 {
@@ -845,7 +917,7 @@ type Committed struct {
 
 func (x *Committed) Reset() {
 	*x = Committed{}
-	mi := &file_tandem_v1_target_proto_msgTypes[9]
+	mi := &file_tandem_v1_target_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -857,7 +929,7 @@ func (x *Committed) String() string {
 func (*Committed) ProtoMessage() {}
 
 func (x *Committed) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[9]
+	mi := &file_tandem_v1_target_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -870,7 +942,7 @@ func (x *Committed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Committed.ProtoReflect.Descriptor instead.
 func (*Committed) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{9}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Committed) GetTokens() []int32 {
@@ -905,7 +977,7 @@ type PositionLogprobs struct {
 
 func (x *PositionLogprobs) Reset() {
 	*x = PositionLogprobs{}
-	mi := &file_tandem_v1_target_proto_msgTypes[10]
+	mi := &file_tandem_v1_target_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -917,7 +989,7 @@ func (x *PositionLogprobs) String() string {
 func (*PositionLogprobs) ProtoMessage() {}
 
 func (x *PositionLogprobs) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[10]
+	mi := &file_tandem_v1_target_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -930,7 +1002,7 @@ func (x *PositionLogprobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PositionLogprobs.ProtoReflect.Descriptor instead.
 func (*PositionLogprobs) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{10}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PositionLogprobs) GetLogprob() float32 {
@@ -961,7 +1033,7 @@ type Finished struct {
 
 func (x *Finished) Reset() {
 	*x = Finished{}
-	mi := &file_tandem_v1_target_proto_msgTypes[11]
+	mi := &file_tandem_v1_target_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -973,7 +1045,7 @@ func (x *Finished) String() string {
 func (*Finished) ProtoMessage() {}
 
 func (x *Finished) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[11]
+	mi := &file_tandem_v1_target_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -986,7 +1058,7 @@ func (x *Finished) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finished.ProtoReflect.Descriptor instead.
 func (*Finished) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{11}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Finished) GetReason() FinishReason {
@@ -1028,7 +1100,7 @@ const file_tandem_v1_target_proto_rawDesc = "" +
 	"\rprompt_tokens\x18\x02 \x03(\x05R\fpromptTokens\x12\x1c\n" +
 	"\tisolation\x18\x03 \x01(\tR\tisolation\"/\n" +
 	"\x11ReadAheadResponse\x12\x1a\n" +
-	"\baccepted\x18\x01 \x01(\bR\baccepted\"\x9f\x04\n" +
+	"\baccepted\x18\x01 \x01(\bR\baccepted\"\xc8\x04\n" +
 	"\rDecodeRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12#\n" +
@@ -1047,7 +1119,12 @@ const file_tandem_v1_target_proto_rawDesc = "" +
 	"\x05guide\x18\v \x01(\v2\x10.tandem.v1.GuideR\x05guide\x12!\n" +
 	"\ffairness_key\x18\f \x01(\x04R\vfairnessKey\x12\x1a\n" +
 	"\bpriority\x18\r \x01(\x05R\bpriority\x12)\n" +
-	"\x05cache\x18\x0e \x01(\v2\x13.tandem.v1.CacheUseR\x05cache\"P\n" +
+	"\x05cache\x18\x0e \x01(\v2\x13.tandem.v1.CacheUseR\x05cache\x12'\n" +
+	"\x04peer\x18\x0f \x01(\v2\x13.tandem.v1.PeerHintR\x04peer\"Y\n" +
+	"\bPeerHint\x12\x1b\n" +
+	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x16\n" +
+	"\x06tokens\x18\x03 \x01(\x05R\x06tokens\"P\n" +
 	"\bCacheUse\x12\x10\n" +
 	"\x03off\x18\x01 \x01(\bR\x03off\x12\x1c\n" +
 	"\tisolation\x18\x02 \x01(\tR\tisolation\x12\x14\n" +
@@ -1124,53 +1201,55 @@ func file_tandem_v1_target_proto_rawDescGZIP() []byte {
 }
 
 var file_tandem_v1_target_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_tandem_v1_target_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_tandem_v1_target_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_tandem_v1_target_proto_goTypes = []any{
 	(CloseKind)(0),            // 0: tandem.v1.CloseKind
 	(*ReadAheadRequest)(nil),  // 1: tandem.v1.ReadAheadRequest
 	(*ReadAheadResponse)(nil), // 2: tandem.v1.ReadAheadResponse
 	(*DecodeRequest)(nil),     // 3: tandem.v1.DecodeRequest
-	(*CacheUse)(nil),          // 4: tandem.v1.CacheUse
-	(*Guide)(nil),             // 5: tandem.v1.Guide
-	(*Reasoning)(nil),         // 6: tandem.v1.Reasoning
-	(*DecodeResponse)(nil),    // 7: tandem.v1.DecodeResponse
-	(*Admitted)(nil),          // 8: tandem.v1.Admitted
-	(*Prefilled)(nil),         // 9: tandem.v1.Prefilled
-	(*Committed)(nil),         // 10: tandem.v1.Committed
-	(*PositionLogprobs)(nil),  // 11: tandem.v1.PositionLogprobs
-	(*Finished)(nil),          // 12: tandem.v1.Finished
-	(*Sampling)(nil),          // 13: tandem.v1.Sampling
-	(*Speculation)(nil),       // 14: tandem.v1.Speculation
-	(*TokenLogprob)(nil),      // 15: tandem.v1.TokenLogprob
-	(FinishReason)(0),         // 16: tandem.v1.FinishReason
-	(*Timings)(nil),           // 17: tandem.v1.Timings
+	(*PeerHint)(nil),          // 4: tandem.v1.PeerHint
+	(*CacheUse)(nil),          // 5: tandem.v1.CacheUse
+	(*Guide)(nil),             // 6: tandem.v1.Guide
+	(*Reasoning)(nil),         // 7: tandem.v1.Reasoning
+	(*DecodeResponse)(nil),    // 8: tandem.v1.DecodeResponse
+	(*Admitted)(nil),          // 9: tandem.v1.Admitted
+	(*Prefilled)(nil),         // 10: tandem.v1.Prefilled
+	(*Committed)(nil),         // 11: tandem.v1.Committed
+	(*PositionLogprobs)(nil),  // 12: tandem.v1.PositionLogprobs
+	(*Finished)(nil),          // 13: tandem.v1.Finished
+	(*Sampling)(nil),          // 14: tandem.v1.Sampling
+	(*Speculation)(nil),       // 15: tandem.v1.Speculation
+	(*TokenLogprob)(nil),      // 16: tandem.v1.TokenLogprob
+	(FinishReason)(0),         // 17: tandem.v1.FinishReason
+	(*Timings)(nil),           // 18: tandem.v1.Timings
 }
 var file_tandem_v1_target_proto_depIdxs = []int32{
-	13, // 0: tandem.v1.DecodeRequest.sampling:type_name -> tandem.v1.Sampling
-	14, // 1: tandem.v1.DecodeRequest.speculation:type_name -> tandem.v1.Speculation
-	5,  // 2: tandem.v1.DecodeRequest.guide:type_name -> tandem.v1.Guide
-	4,  // 3: tandem.v1.DecodeRequest.cache:type_name -> tandem.v1.CacheUse
-	6,  // 4: tandem.v1.Guide.reasoning:type_name -> tandem.v1.Reasoning
-	8,  // 5: tandem.v1.DecodeResponse.admitted:type_name -> tandem.v1.Admitted
-	9,  // 6: tandem.v1.DecodeResponse.prefilled:type_name -> tandem.v1.Prefilled
-	10, // 7: tandem.v1.DecodeResponse.committed:type_name -> tandem.v1.Committed
-	12, // 8: tandem.v1.DecodeResponse.finished:type_name -> tandem.v1.Finished
-	11, // 9: tandem.v1.Prefilled.logprobs:type_name -> tandem.v1.PositionLogprobs
-	11, // 10: tandem.v1.Committed.logprobs:type_name -> tandem.v1.PositionLogprobs
-	0,  // 11: tandem.v1.Committed.close_kind:type_name -> tandem.v1.CloseKind
-	15, // 12: tandem.v1.PositionLogprobs.top:type_name -> tandem.v1.TokenLogprob
-	16, // 13: tandem.v1.Finished.reason:type_name -> tandem.v1.FinishReason
-	17, // 14: tandem.v1.Finished.timings:type_name -> tandem.v1.Timings
-	0,  // 15: tandem.v1.Finished.close_kind:type_name -> tandem.v1.CloseKind
-	3,  // 16: tandem.v1.TargetService.Decode:input_type -> tandem.v1.DecodeRequest
-	1,  // 17: tandem.v1.TargetService.ReadAhead:input_type -> tandem.v1.ReadAheadRequest
-	7,  // 18: tandem.v1.TargetService.Decode:output_type -> tandem.v1.DecodeResponse
-	2,  // 19: tandem.v1.TargetService.ReadAhead:output_type -> tandem.v1.ReadAheadResponse
-	18, // [18:20] is the sub-list for method output_type
-	16, // [16:18] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	14, // 0: tandem.v1.DecodeRequest.sampling:type_name -> tandem.v1.Sampling
+	15, // 1: tandem.v1.DecodeRequest.speculation:type_name -> tandem.v1.Speculation
+	6,  // 2: tandem.v1.DecodeRequest.guide:type_name -> tandem.v1.Guide
+	5,  // 3: tandem.v1.DecodeRequest.cache:type_name -> tandem.v1.CacheUse
+	4,  // 4: tandem.v1.DecodeRequest.peer:type_name -> tandem.v1.PeerHint
+	7,  // 5: tandem.v1.Guide.reasoning:type_name -> tandem.v1.Reasoning
+	9,  // 6: tandem.v1.DecodeResponse.admitted:type_name -> tandem.v1.Admitted
+	10, // 7: tandem.v1.DecodeResponse.prefilled:type_name -> tandem.v1.Prefilled
+	11, // 8: tandem.v1.DecodeResponse.committed:type_name -> tandem.v1.Committed
+	13, // 9: tandem.v1.DecodeResponse.finished:type_name -> tandem.v1.Finished
+	12, // 10: tandem.v1.Prefilled.logprobs:type_name -> tandem.v1.PositionLogprobs
+	12, // 11: tandem.v1.Committed.logprobs:type_name -> tandem.v1.PositionLogprobs
+	0,  // 12: tandem.v1.Committed.close_kind:type_name -> tandem.v1.CloseKind
+	16, // 13: tandem.v1.PositionLogprobs.top:type_name -> tandem.v1.TokenLogprob
+	17, // 14: tandem.v1.Finished.reason:type_name -> tandem.v1.FinishReason
+	18, // 15: tandem.v1.Finished.timings:type_name -> tandem.v1.Timings
+	0,  // 16: tandem.v1.Finished.close_kind:type_name -> tandem.v1.CloseKind
+	3,  // 17: tandem.v1.TargetService.Decode:input_type -> tandem.v1.DecodeRequest
+	1,  // 18: tandem.v1.TargetService.ReadAhead:input_type -> tandem.v1.ReadAheadRequest
+	8,  // 19: tandem.v1.TargetService.Decode:output_type -> tandem.v1.DecodeResponse
+	2,  // 20: tandem.v1.TargetService.ReadAhead:output_type -> tandem.v1.ReadAheadResponse
+	19, // [19:21] is the sub-list for method output_type
+	17, // [17:19] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_tandem_v1_target_proto_init() }
@@ -1179,21 +1258,21 @@ func file_tandem_v1_target_proto_init() {
 		return
 	}
 	file_tandem_v1_common_proto_init()
-	file_tandem_v1_target_proto_msgTypes[5].OneofWrappers = []any{}
-	file_tandem_v1_target_proto_msgTypes[6].OneofWrappers = []any{
+	file_tandem_v1_target_proto_msgTypes[6].OneofWrappers = []any{}
+	file_tandem_v1_target_proto_msgTypes[7].OneofWrappers = []any{
 		(*DecodeResponse_Admitted)(nil),
 		(*DecodeResponse_Prefilled)(nil),
 		(*DecodeResponse_Committed)(nil),
 		(*DecodeResponse_Finished)(nil),
 	}
-	file_tandem_v1_target_proto_msgTypes[11].OneofWrappers = []any{}
+	file_tandem_v1_target_proto_msgTypes[12].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_v1_target_proto_rawDesc), len(file_tandem_v1_target_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

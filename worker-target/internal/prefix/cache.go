@@ -47,6 +47,7 @@ type Entry struct {
 	made     time.Time
 	used     time.Time
 	pins     int
+	awaited  int    // callers that wait until it is not read any more: it is theirs to evict
 	gone     bool   // removed while it was pinned: who unpins it frees it
 	demoted  bool   // its pages have left the engine's pool, as far as no sequence held them
 	frees    uint64 // Cache.frees at that time
@@ -76,11 +77,11 @@ type Cache struct {
 	roots   map[string]*node
 	entries map[*Entry]struct{}
 	bytes   uint64
-	making  int       // entries whose snapshot is being made
-	freeing int       // snapshots that are being freed beside the request that evicted them
-	reading *Entry    // the entry that is being read for the disk
-	freed   sync.Cond // freeing has fallen, or reading has changed
-	frees   uint64    // sequences that were freed
+	making  int            // entries whose snapshot is being made
+	freeing int            // snapshots that are being freed beside the request that evicted them
+	reading map[*Entry]int // entries that are being read for the disk or for other workers, and how often
+	freed   sync.Cond      // freeing has fallen, or reading has changed
+	frees   uint64         // sequences that were freed
 	closed  bool
 	version uint64 // rises when an entry comes or goes
 	report  *tandemv1.Prefixes
@@ -93,7 +94,10 @@ func New(cfg Config) *Cache {
 		return nil
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	c := &Cache{cfg: cfg, ctx: ctx, cancel: cancel, roots: map[string]*node{}, entries: map[*Entry]struct{}{}}
+	c := &Cache{
+		cfg: cfg, ctx: ctx, cancel: cancel, roots: map[string]*node{}, entries: map[*Entry]struct{}{},
+		reading: map[*Entry]int{},
+	}
 	c.freed.L = &c.mu
 	if cfg.Disk != nil {
 		c.tier = newTier(c, cfg.Disk)
@@ -174,17 +178,22 @@ func (c *Cache) find(space string, tokens []int32, fits func(length int) bool) *
 	return best
 }
 
-// Longest returns the length of the entry that Find would return, 0 if there is none. It is no look-up.
+// Longest returns the length of the entry that Find would return, from memory or disk, 0 if there is none. It is no
+// look-up.
 func (c *Cache) Longest(space string, tokens []int32, fits func(length int) bool) int {
 	if c == nil {
 		return 0
 	}
+	length := 0
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	if e := c.longest(space, tokens, fits); e != nil {
-		return e.length
+		length = e.length
 	}
-	return 0
+	c.mu.Unlock()
+	if c.tier != nil {
+		length = max(length, c.tier.disk.Store.Longest(space, tokens, length+c.tier.disk.MinTokens-1, fits))
+	}
+	return length
 }
 
 // unpin lets go of an entry. The caller holds mu.
@@ -320,7 +329,7 @@ func (c *Cache) put(e *Entry, tokens []int32, spares func(*Entry) bool) (*Entry,
 func (c *Cache) Drop(e *Entry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.keeps(e) && e.hits == 0 && (e.pins == 0 || e.pins == 1 && c.reading == e) {
+	if c.keeps(e) && e.hits == 0 && e.pins == c.reading[e] {
 		e.ahead = 0 // what was read for it is part of the next one
 		c.discard(e)
 	}

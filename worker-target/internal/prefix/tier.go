@@ -6,10 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc/codes"
-
 	"github.com/tandem-inference/tandem/services/engine"
-	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/worker-target/internal/disk"
 )
 
@@ -26,6 +23,8 @@ const (
 	queued = 64
 	// mostPause bounds the pause after each read of the engine, which is as long as the read.
 	mostPause = 20 * time.Millisecond
+	// diskRate is what is expected of a disk before a state was read, in bytes per second.
+	diskRate = 300e6
 	// flush is how long the end of the cache waits for what is queued.
 	flush = 5 * time.Second
 )
@@ -42,6 +41,7 @@ type tier struct {
 
 	mu      sync.Mutex                // guards the fields below; never held with Cache.mu
 	loading map[disk.ID]chan struct{} // closed when the state was read, or could not be
+	token   time.Duration             // of a state that is read, 0 = none was
 }
 
 func newTier(c *Cache, d *Disk) *tier {
@@ -120,7 +120,7 @@ func (t *tier) write(e *Entry) {
 		c.mu.Unlock()
 		return
 	}
-	d := &disk.Draft{Space: e.space, Tokens: e.node.tokens(), Rows: e.rows.stored()}
+	d := &disk.Draft{Space: e.space, Tokens: e.node.tokens(), Number: e.digest, Rows: e.rows.stored()}
 	c.mu.Unlock()
 	if t.disk.Store.Has(t.ctx, d.Space, d.Tokens) {
 		return
@@ -141,47 +141,17 @@ func (t *tier) write(e *Entry) {
 	_ = t.disk.Store.Write(t.ctx, d) // counted there; the state is in memory still
 }
 
-var errEvicted = errors.New("the entry was evicted")
-
 // read reads something of an entry's snapshot. It waits as long afterwards: steps come first.
 func (t *tier) read(e *Entry, call func() error) error {
-	c := t.cache
-	c.mu.Lock()
-	if !c.keeps(e) {
-		c.mu.Unlock()
-		return errEvicted
-	}
-	e.pins++
-	c.reading = e
-	c.mu.Unlock()
 	start := time.Now()
-	err := call()
-	took := time.Since(start)
-	c.mu.Lock()
-	c.unpin(e)
-	c.reading = nil
-	c.freed.Broadcast()
-	c.mu.Unlock()
-	timer := time.NewTimer(min(took, mostPause))
+	err := t.cache.read(e, call)
+	timer := time.NewTimer(min(time.Since(start), mostPause))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
 	case <-t.hurry:
 	}
 	return err
-}
-
-// awaitReading waits until the entry that is being read for the disk is not any more, unless it is left out. It reports
-// whether there was one. The caller holds mu.
-func (c *Cache) awaitReading(leftOut func(*Entry) bool) bool {
-	e := c.reading
-	if e == nil || leftOut(e) {
-		return false
-	}
-	for c.reading == e {
-		c.freed.Wait()
-	}
-	return true
 }
 
 // extend returns an entry of a state on disk that is worth reading instead of best, which may be nil, else best. Both
@@ -223,15 +193,19 @@ func (t *tier) extend(
 			}
 			continue
 		}
-		e, err := t.load(ctx, state, best, space, tokens[:state.Length()])
+		start := time.Now()
+		e, err := c.load(ctx, state, best, space, tokens[:state.Length()])
 		t.follow(state.ID())
 		state.Close()
 		if e != nil {
+			from := 0
 			c.mu.Lock()
 			if best != nil {
+				from = best.length
 				c.unpin(best)
 			}
 			c.mu.Unlock()
+			t.loaded(e.length-from, time.Since(start))
 			return e
 		}
 		if !errors.Is(err, disk.ErrDamaged) {
@@ -252,55 +226,31 @@ func (t *tier) lead(id disk.ID) (wait <-chan struct{}, lead bool) {
 	return nil, true
 }
 
+// loaded notes how long it took to read so many tokens of a state.
+func (t *tier) loaded(tokens int, took time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	one := took / time.Duration(max(tokens, 1))
+	if t.token > 0 {
+		one = (7*t.token + 3*one) / 10
+	}
+	t.token = one
+}
+
+// perToken is how long a token of a state takes to read, of so many bytes where none was read yet.
+func (t *tier) perToken(bytes uint64) time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.token > 0 {
+		return t.token
+	}
+	return time.Duration(float64(bytes) / diskRate * float64(time.Second))
+}
+
 // follow ends what lead began.
 func (t *tier) follow(id disk.ID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	close(t.loading[id])
 	delete(t.loading, id)
-}
-
-// load makes an entry of a state on disk, pinned. It is nil with an error, or where there is no room.
-func (t *tier) load(ctx context.Context, state *disk.State, best *Entry, space string, tokens []int32) (*Entry, error) {
-	c := t.cache
-	base, shared := engine.Snapshot(0), 0
-	if best != nil {
-		base, shared = best.snapshot, best.length
-	}
-	c.mu.Lock()
-	use := c.engine
-	if use == nil || c.closed || best != nil && best.engine != use {
-		c.mu.Unlock()
-		return nil, nil
-	}
-	// The rows of features are not known yet; put counts them.
-	if need := c.state + uint64(len(tokens)-shared)*c.perKV; need > c.cfg.Bytes || !c.shrink(need, 1, sparesNone) {
-		c.stats.Refusals++
-		c.mu.Unlock()
-		return nil, nil
-	}
-	c.making++
-	c.mu.Unlock()
-	snapshot, rows, err := state.Load(ctx, use, base, shared)
-	for rpcerr.Code(err) == codes.ResourceExhausted && (c.Relieve(use) || c.giveUp(sparesNone)) {
-		snapshot, rows, err = state.Load(ctx, use, base, shared)
-	}
-	if err != nil {
-		c.refused()
-		return nil, err
-	}
-	e, made := c.put(&Entry{
-		space: space, engine: use, snapshot: snapshot, length: len(tokens), rows: loaded(rows, len(tokens)), pins: 1,
-	}, tokens, sparesNone)
-	if made {
-		return e, nil
-	}
-	_ = use.FreeSnapshot(c.ctx, snapshot) // the guard tries again
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if e == nil || !c.keeps(e) {
-		return nil, nil
-	}
-	e.pins++
-	return e, nil
 }

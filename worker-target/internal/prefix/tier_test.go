@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/engine/enginefake"
 	"github.com/tandem-inference/tandem/services/engine/enginetest"
+	"github.com/tandem-inference/tandem/services/prefixhash"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/testwait"
 	"github.com/tandem-inference/tandem/worker-target/internal/disk"
@@ -197,6 +198,44 @@ func TestDiskOutlivesTheProcess(t *testing.T) {
 		t.Errorf("%+v, %+v", s, p.c.Stats())
 	}
 	p.end()
+}
+
+// TestReportNamesWhatIsOnDisk: after a restart heartbeats name the states on disk, by the numbers that they had in
+// memory, as such until they are read; Longest counts them; and the time of reading a token is measured.
+func TestReportNamesWhatIsOnDisk(t *testing.T) {
+	dir, text := t.TempDir(), letters(1, 1000)
+	p := begin(t, dir, anything, 100)
+	p.save(text[:333], Features{}, 333)
+	p.save(text[:700], Features{}, 700)
+	p.written(2)
+	if states := p.c.Report().States; len(states) != 2 || states[0].OnDisk || states[1].OnDisk {
+		t.Errorf("in memory and on disk: %v", states)
+	}
+	p.end()
+	p = begin(t, dir, anything, 100)
+	defer p.end()
+	fits := func(int) bool { return true }
+	testwait.Until(t, "the index is there", func() bool { return len(p.c.Report().States) == 2 })
+	before := p.c.Report()
+	for _, s := range before.States {
+		if !s.OnDisk || s.Digest != prefixhash.Of("", text[:s.Tokens]) || s.Tokens != 333 && s.Tokens != 700 {
+			t.Errorf("%v", s)
+		}
+	}
+	if n := p.c.Longest("", text, fits); n != 700 {
+		t.Errorf("the longest state has %d tokens", n)
+	}
+	if n, _ := p.hit(text); n != 700 {
+		t.Fatalf("%d tokens", n)
+	}
+	after := p.c.Report()
+	if after.Version <= before.Version || len(after.States) != 2 || after.States[0].OnDisk ||
+		after.States[0].Tokens != 700 || !after.States[1].OnDisk {
+		t.Errorf("%v, then %v", before, after)
+	}
+	if before.DiskTokenMs <= 0 || after.DiskTokenMs <= 0 || after.DiskTokenMs == before.DiskTokenMs {
+		t.Errorf("a token takes %v ms, then %v", before.DiskTokenMs, after.DiskTokenMs)
+	}
 }
 
 // TestWhatIsPersisted holds MinTokens and ColdMax, and that a hit makes up for ColdMax.

@@ -129,9 +129,10 @@ func TestReturnWaitsForASlot(t *testing.T) {
 		read(slow)()
 	}()
 	r.until("the first waits for a slot", func() bool {
-		r.server.slots.mu.Lock()
-		defer r.server.slots.mu.Unlock()
-		return len(r.server.slots.waiting) == 1
+		s := r.slots()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.waiting) == 1
 	})
 	read(second)() // and ends, which gives its slot to the first
 	<-done
@@ -145,9 +146,10 @@ func TestReturnWaitsForASlot(t *testing.T) {
 	r.away(1, 0)
 	cancel()
 	r.until("the last has left", func() bool { return r.counters()["requests_cancelled"] == 1 })
-	r.server.slots.mu.Lock()
-	defer r.server.slots.mu.Unlock()
-	if s := r.server.slots; s.free != 1 || s.away != 0 || len(s.waiting) != 0 || len(s.idle) != 1 {
+	s := r.slots()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.free != 1 || s.away != 0 || len(s.waiting) != 0 || len(s.idle) != 1 {
 		t.Errorf("%d free, %d away, %d waiting, %d idle", s.free, s.away, len(s.waiting), len(s.idle))
 	}
 }

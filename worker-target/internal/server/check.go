@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/bounds"
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/sampling"
@@ -33,6 +34,11 @@ func check(m *tandemv1.DecodeRequest, info engine.Info) (*decode.Request, error)
 	}
 	if err := checkCache(m.GetCache(), len(m.PromptTokens)); err != nil {
 		return nil, err
+	}
+	if m.Peer != nil {
+		if err := bounds.Check(m.Peer); err != nil {
+			return nil, rpcerr.InvalidArgument("peer", "%v", err)
+		}
 	}
 	for field, tokens := range map[string][]int32{"prompt_tokens": m.PromptTokens, "committed_tokens": m.CommittedTokens,
 		"stop_tokens": m.StopTokens} {

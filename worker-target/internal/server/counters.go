@@ -4,12 +4,16 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
+	"github.com/tandem-inference/tandem/worker-target/internal/peers"
 	"go.uber.org/zap"
 )
 
@@ -29,6 +33,27 @@ type counters struct {
 type engineCounters struct {
 	engine          engine.Engine
 	earlier, newest map[string]float64
+}
+
+const (
+	// mostRefusedDrafts and mostReason bound what heartbeats tell of refused drafts: number, and bytes of a reason.
+	mostRefusedDrafts = 16
+	mostReason        = 512
+)
+
+// plain cuts a text to at most n bytes, without control characters: a draft may have had a part in it.
+func plain(text string, n int) string {
+	text = strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(text, "?"))
+	for len(text) > n {
+		_, size := utf8.DecodeLastRuneInString(text)
+		text = text[:len(text)-size]
+	}
+	return text
 }
 
 // statsTimeout bounds the wait of a heartbeat for an engine that does not answer.
@@ -140,11 +165,38 @@ func (s *Server) Heartbeat(h *tandemv1.Heartbeat) {
 			h.Counters["prefix_cache_disk_"+name] = float64(n)
 		}
 	}
+	s.peerStats(h)
 	s.engineStats(h)
 	if d := s.deps.Drafts; d != nil {
 		h.Speculation = s.speculation()
 		h.Attached = d.Attached()
 		h.Counters["drafts_refused"] = float64(d.Refused())
+		for _, r := range d.RefusedNow() {
+			if len(h.RefusedDrafts) < mostRefusedDrafts {
+				h.RefusedDrafts = append(h.RefusedDrafts,
+					&tandemv1.RefusedDraft{Address: r.Address, Reason: plain(r.Reason, mostReason)})
+			}
+		}
+	}
+}
+
+// peerStats adds what was fetched from other workers and sent to them.
+func (s *Server) peerStats(h *tandemv1.Heartbeat) {
+	if s.deps.Peers == nil {
+		return
+	}
+	got, sent := s.deps.Peers.Stats(), s.sender.Stats()
+	for name, n := range map[string]float64{
+		"peer_fetches": float64(got.Fetched), "peer_fetched_tokens": float64(got.Tokens),
+		"peer_fetched_bytes": float64(got.Bytes), "peer_fetch_seconds": got.Seconds,
+		"peer_fetches_skipped": float64(got.Skipped),
+		"peer_sends":           float64(sent.Sent), "peer_sent_tokens": float64(sent.Tokens), "peer_sent_bytes": float64(sent.Bytes),
+		"peer_sends_failed": float64(sent.Failed),
+	} {
+		h.Counters[name] = n
+	}
+	for _, reason := range peers.Reasons {
+		h.Counters["peer_fetches_failed_"+reason] = float64(got.Failures[reason])
 	}
 }
 

@@ -34,12 +34,17 @@ func (o *oneEngine) Engine() (engine.Target, error) {
 	return o.engine, nil
 }
 
+func (o *oneEngine) Use(context.Context) (engine.Target, func(), error) {
+	e, err := o.Engine()
+	return e, func() {}, err
+}
+
 func (o *oneEngine) Report(engine.Engine, error) {}
 
 // TestEngineCounters: heartbeats carry what the engine counts, over restarts of the engine.
 func TestEngineCounters(t *testing.T) {
 	first, second, engines := &statEngine{runs: 5}, &statEngine{runs: 2}, &oneEngine{}
-	s := New("target", 1, decode.Config{}, Deps{Engines: engines})
+	s := New("target", decode.Config{}, Deps{Engines: engines})
 	beat := func() map[string]float64 {
 		var h tandemv1.Heartbeat
 		s.Heartbeat(&h)

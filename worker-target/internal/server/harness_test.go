@@ -23,6 +23,7 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafttest"
+	"github.com/tandem-inference/tandem/worker-target/internal/peers"
 	"github.com/tandem-inference/tandem/worker-target/internal/prefix"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
@@ -44,6 +45,7 @@ type rig struct {
 	prefixes *prefix.Cache
 	server   *Server
 	client   tandemv1.TargetServiceClient
+	conn     *grpc.ClientConn
 }
 
 type rigOptions struct {
@@ -56,6 +58,9 @@ type rigOptions struct {
 	text       func(vocab int) (*constraint.Text, error) // nil = testText
 	wrap       func(engine.Opener) engine.Opener         // around the fake engine; nil = nothing
 	guard      engine.GuardConfig
+	peers      *peers.Client // nil = states are neither fetched nor sent
+	contract   string
+	prefixes   prefix.Config // the zero value = room for all
 }
 
 const draftName = "draft-address"
@@ -117,14 +122,17 @@ func newRig(t testing.TB, o rigOptions) *rig {
 		t.Fatal(err)
 	}
 	group.Go(func() { _ = r.manager.Run(ctx) })
-	r.prefixes = prefix.New(prefix.Config{Bytes: 1 << 30, Slots: 64})
-	r.server = New("target", o.slots, o.decode, Deps{
+	if o.prefixes.Slots == 0 {
+		o.prefixes = prefix.Config{Bytes: 1 << 30, Slots: 64}
+	}
+	r.prefixes = prefix.New(o.prefixes)
+	r.server = New("target", o.decode, Deps{
 		Engines: r.keeper, Drafts: r.manager, Constraints: constraint.NewFactory(o.text), Model: r.model,
-		Prefixes: r.prefixes, Log: log,
+		Prefixes: r.prefixes, Peers: o.peers, Contract: func(engine.Info) string { return o.contract }, Log: log,
 	})
 	listener := bufconn.Listen(1 << 20)
 	g := grpc.NewServer(workernode.ServerOptions(log)...)
-	tandemv1.RegisterTargetServiceServer(g, r.server)
+	r.server.Register(g)
 	group.Go(func() { _ = g.Serve(listener) })
 	conn, err := grpc.NewClient("passthrough:///target", append(rpcerr.DialOptions(),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -135,6 +143,7 @@ func newRig(t testing.TB, o rigOptions) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
+	r.conn = conn
 	r.client = tandemv1.NewTargetServiceClient(conn)
 	t.Cleanup(func() {
 		conn.Close()
@@ -267,4 +276,11 @@ func samplings() map[string]*tandemv1.Sampling {
 			PenaltyWindow: ptr(int32(32)), Seed: ptr(int64(7)), LogitBias: map[int32]float64{3: 2, 5: -4},
 		},
 	}
+}
+
+// slots are those of the engine that serves now.
+func (r *rig) slots() *slots {
+	r.server.mu.Lock()
+	defer r.server.mu.Unlock()
+	return r.server.slots
 }

@@ -21,7 +21,7 @@ func TestHeldBackIsTold(t *testing.T) {
 	for _, rows := range []int{1, 2, 4, 8, 16, 24, 32} {
 		model.SetVerify(rows, time.Duration(rows)*time.Millisecond)
 	}
-	s := New("target", 1, decode.Config{}, Deps{Engines: &oneEngine{}, Model: model,
+	s := New("target", decode.Config{}, Deps{Engines: &oneEngine{}, Model: model,
 		Drafts: drafts.NewManager(drafts.Config{}, nil), Log: zap.New(core)})
 	beat := func() *tandemv1.AutoSpeculation {
 		var h tandemv1.Heartbeat

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -153,6 +154,44 @@ func TestHungDraft(t *testing.T) {
 		cancel()
 		group.Wait()
 		d.engine.Close()
+	})
+}
+
+// TestRefusedDraftIsLeftAlone: a draft that does not match is asked ever more seldom, the reason is there to be shown,
+// and its restart with another model ends the pause at once.
+func TestRefusedDraftIsLeftAlone(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
+		o := enginefake.Options{Accept: 1, BlockSize: 8}
+		wide := o
+		wide.Vocab = 65
+		draft := drafttest.New(t, wide, 0)
+		ctx, cancel := context.WithCancel(t.Context())
+		var group sync.WaitGroup
+		defer group.Wait()
+		defer cancel()
+		d := newDirect(t, ctx, &group, o, map[string]*drafttest.Draft{"a": draft})
+		defer d.engine.Close()
+		time.Sleep(time.Hour)
+		// At 0, 10, 30, 70, 150 and 310 seconds, then every five minutes: 16 in an hour.
+		if n := draft.Asked(); n < 14 || n > 18 {
+			t.Errorf("asked %d times in an hour", n)
+		}
+		refused := d.manager.RefusedNow()
+		if len(refused) != 1 || refused[0].Address != "a" || !strings.Contains(refused[0].Reason, "vocabulary") {
+			t.Errorf("refused are %+v", refused)
+		}
+		if n := d.manager.Refused(); n != 1 {
+			t.Errorf("the refusal was told %d times", n)
+		}
+		before := time.Now()
+		draft.Restart(t, o)
+		testwait.Until(t, "attached", func() bool { return len(d.manager.Attached()) == 1 })
+		if took := time.Since(before); took > 5*time.Second {
+			t.Errorf("attached %v after the restart", took)
+		}
+		if refused := d.manager.RefusedNow(); len(refused) != 0 {
+			t.Errorf("still refused: %+v", refused)
+		}
 	})
 }
 

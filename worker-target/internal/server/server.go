@@ -19,16 +19,20 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/output"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
 	"github.com/tandem-inference/tandem/worker-target/internal/inflight"
+	"github.com/tandem-inference/tandem/worker-target/internal/peers"
 	"github.com/tandem-inference/tandem/worker-target/internal/preempt"
 	"github.com/tandem-inference/tandem/worker-target/internal/prefix"
 	"github.com/tandem-inference/tandem/worker-target/internal/schedule"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 )
 
 // Engines yields the engine; *workernode.Keeper[engine.Target] implements it.
 type Engines interface {
 	Engine() (engine.Target, error)
+	// Use is Engine for a request, which calls done at its end; it waits for an engine that is parked.
+	Use(ctx context.Context) (e engine.Target, done func(), err error)
 	Report(engine engine.Engine, err error)
 }
 
@@ -42,6 +46,8 @@ type Deps struct {
 	MaxTokenGap time.Duration
 	// Prefixes keeps the states of prompts; nil = none is kept.
 	Prefixes *prefix.Cache
+	// Peers fetches states of prompts from other workers; nil = none is fetched, and none is sent to them.
+	Peers *peers.Client
 	// Contract returns the contract id of an engine; nil = requests are not told.
 	Contract func(engine.Info) string
 	Log      *zap.Logger
@@ -52,10 +58,11 @@ type Server struct {
 	tandemv1.UnimplementedTargetServiceServer
 	workerID string
 	deps     Deps
-	slots    *slots
+	newSlot  func() *decode.Slot
 	members  *preempt.Pool // the requests that run
 	draining atomic.Bool
 	ahead    ahead
+	sender   *peers.Server // nil = no states are sent
 	// aheadSlot reads ahead.
 	aheadSlot *decode.Slot
 
@@ -66,6 +73,8 @@ type Server struct {
 	held           bool          // the last heartbeat found the draft held back
 	engine         engine.Target // the one that schedule was made for
 	schedule       *schedule.Engine
+	slots          *slots        // of the sequences of one engine, nil before the first request
+	slotsOf        engine.Target // that engine
 }
 
 // managed adapts the manager's links to what slots use.
@@ -76,8 +85,8 @@ func (m managed) Open(ctx context.Context, id string, ring *drafts.Ring, capture
 	return m.Manager.Open(ctx, id, ring, capture, vocab, held)
 }
 
-// New returns a server for so many requests at a time.
-func New(workerID string, slots int, cfg decode.Config, deps Deps) *Server {
+// New returns a server for as many requests at a time as the engine has sequences.
+func New(workerID string, cfg decode.Config, deps Deps) *Server {
 	if deps.Log == nil {
 		deps.Log = zap.NewNop()
 	}
@@ -91,7 +100,12 @@ func New(workerID string, slots int, cfg decode.Config, deps Deps) *Server {
 		cfg.Prefixes, cfg.Readings = deps.Prefixes, inflight.New()
 	}
 	s.ahead.read, s.aheadSlot = s.readAhead, decode.NewSlot(cfg, deps.Model, d)
-	s.slots = newSlots(slots, func() *decode.Slot { return decode.NewSlot(cfg, deps.Model, d) })
+	s.newSlot = func() *decode.Slot { return decode.NewSlot(cfg, deps.Model, d) }
+	if deps.Peers != nil {
+		s.sender = peers.NewServer(peers.Deps{
+			Prefixes: deps.Prefixes, Engine: s.sending, Busy: func() bool { return s.Busy() > 0 }, Isolation: checkIsolation,
+		})
+	}
 	return s
 }
 
@@ -123,6 +137,26 @@ func (s *Server) contract(e engine.Target) string {
 	return s.deps.Contract(e.Info())
 }
 
+// sending returns the engine whose states are sent to peers, and its contract id.
+func (s *Server) sending() (info engine.Info, contract string, err error) {
+	if s.draining.Load() {
+		return info, "", rpcerr.Draining
+	}
+	e, err := s.deps.Engines.Engine()
+	if err != nil {
+		return info, "", err
+	}
+	return e.Info(), s.contract(e), nil
+}
+
+// Register adds the services.
+func (s *Server) Register(r grpc.ServiceRegistrar) {
+	tandemv1.RegisterTargetServiceServer(r, s)
+	if s.sender != nil {
+		tandemv1.RegisterPeerServiceServer(r, s.sender)
+	}
+}
+
 // space is the namespace of states in the prefix cache.
 func (s *Server) space(e engine.Target, isolation string) string {
 	return prefix.Space(s.contract(e), isolation)
@@ -131,8 +165,32 @@ func (s *Server) space(e engine.Target, isolation string) string {
 // Drain makes the server refuse new requests.
 func (s *Server) Drain() { s.draining.Store(true) }
 
+// places returns the slots of an engine. One that was opened again has slots of its own, perhaps of another number:
+// requests of the engine before end with it.
+func (s *Server) places(e engine.Target) (*slots, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.slotsOf == e {
+		return s.slots, nil
+	}
+	// A request may come here late, with an engine that is lost.
+	if now, err := s.deps.Engines.Engine(); err != nil || now != e {
+		return nil, rpcerr.EngineLost.With("the engine was lost before the request got a slot").WithRetryAfter(time.Second)
+	}
+	s.slots, s.slotsOf = newSlots(e.Info().MaxSequences, s.newSlot), e
+	return s.slots, nil
+}
+
 // Busy is the number of slots in use.
-func (s *Server) Busy() int { return s.slots.busy() }
+func (s *Server) Busy() int {
+	s.mu.Lock()
+	slots := s.slots
+	s.mu.Unlock()
+	if slots == nil {
+		return 0
+	}
+	return slots.busy()
+}
 
 // Decode implements TargetService.
 func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService_DecodeServer) error {
@@ -140,10 +198,11 @@ func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService
 	if s.draining.Load() {
 		return rpcerr.Draining
 	}
-	engine, err := s.deps.Engines.Engine()
+	engine, done, err := s.deps.Engines.Use(stream.Context())
 	if err != nil {
 		return err
 	}
+	defer done()
 	req, err := check(m, engine.Info())
 	if err != nil {
 		return err
@@ -153,9 +212,13 @@ func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService
 		return err
 	}
 	req.Arrived = arrived
-	place := s.slots.take()
+	slots, err := s.places(engine)
+	if err != nil {
+		return err
+	}
+	place := slots.take()
 	if place == nil {
-		return rpcerr.NoSlot.With("all %d slots are taken", s.slots.total).WithRetryAfter(100 * time.Millisecond)
+		return rpcerr.NoSlot.With("all %d slots are taken", slots.total).WithRetryAfter(100 * time.Millisecond)
 	}
 	// The slot goes back before the caller sees the end, who then finds it free, and before one that does not read
 	// holds it up.
@@ -166,6 +229,7 @@ func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService
 	defer s.ahead.end()
 	admitted := &tandemv1.Admitted{WorkerId: s.workerID, Contract: s.contract(engine)}
 	req.Reuse.Space = s.space(engine, m.GetCache().GetIsolation())
+	req.Reuse.Peer = s.deps.Peers.At(m.GetPeer(), admitted.Contract, m.GetCache().GetIsolation())
 	if err := out.send(
 		&tandemv1.DecodeResponse{Event: &tandemv1.DecodeResponse_Admitted{Admitted: admitted}}); err != nil {
 		return err
