@@ -29,14 +29,16 @@ type Flags struct {
 	Advertise string `help:"Address at which gateway and peers reach this worker, if not the one it listens on." placeholder:"ADDR"`
 	WorkerID  string `help:"Name in the cluster; default: role, host and a random part." placeholder:"ID"`
 
-	Model     string      `help:"Model file (GGUF); of a draft also a folder with config.json and model.safetensors." required:"" placeholder:"PATH"`
-	Engine    string      `help:"Engine program; default: tandem-engine beside this program." placeholder:"PATH"`
-	EngineLib string      `help:"Engine library; default: the one of --device beside the engine program, libtandem_cpu.so for cpu." placeholder:"PATH"`
-	Device    string      `help:"Device to run on: cpu, cuda:0, hip:0." default:"cpu"`
-	Threads   int         `help:"CPU threads of the engine, 0 = one per core." default:"0"`
-	MaxCtx    int         `help:"Context length in tokens, 0 = the model's, as far as memory allows." default:"0"`
-	Lanes     int         `help:"Requests at a time." default:"4"`
-	MemoryCap config.Size `help:"Memory of the engine, 0 = what is free." default:"0" placeholder:"SIZE"`
+	Model     string         `help:"Model file (GGUF); of a draft also a folder with config.json and model.safetensors." required:"" placeholder:"PATH"`
+	Engine    string         `help:"Engine program; default: tandem-engine beside this program." placeholder:"PATH"`
+	EngineLib string         `help:"Engine library; default: the one of --device beside the engine program, libtandem_cpu.so for cpu." placeholder:"PATH"`
+	Device    string         `help:"Device to run on: cpu, cuda:0, hip:0." default:"cpu"`
+	Threads   int            `help:"CPU threads of the engine, 0 = one per core." default:"0"`
+	MaxCtx    config.Context `help:"Context length in tokens; auto = the model's, as far as memory allows." default:"auto" placeholder:"TOKENS"`
+	Lanes     int            `help:"Requests at a time, 0 = as many as memory allows, at most 32." default:"0"`
+	MemoryCap config.Size    `help:"Memory of the engine, 0 = what is free." default:"0" placeholder:"SIZE"`
+
+	ParkAfter time.Duration `help:"Close engines that nobody has used for so long, and give their memory back; the next request opens them again. 0 = never." default:"0s" placeholder:"DURATION"`
 
 	HangTimeout string `help:"How long a worker or engine process may show no sign of life before it is killed and replaced; off = never." default:"3s" placeholder:"DURATION"`
 
@@ -47,17 +49,28 @@ type Flags struct {
 	ParentPid int    `help:"Exit when this process is gone, 0 = stay." default:"0" placeholder:"PID"`
 }
 
+// leastPark is the least --park-after: below it, an engine would be opened for nearly every request.
+const leastPark = time.Second
+
+// CheckParkAfter says why a value of --park-after cannot work.
+func CheckParkAfter(d time.Duration) error {
+	if d < 0 || d > 0 && d < leastPark {
+		return fmt.Errorf("--park-after: must be 0 or at least %v, got %v", leastPark, d)
+	}
+	return nil
+}
+
 // Validate reports every setting that cannot work.
 func (f *Flags) Validate() error {
 	var errs []error
 	if f.Threads < 0 {
 		errs = append(errs, fmt.Errorf("--threads: must be >= 0, got %d", f.Threads))
 	}
-	if f.MaxCtx < 0 {
-		errs = append(errs, fmt.Errorf("--max-ctx: must be >= 0, got %d", f.MaxCtx))
+	if f.Lanes < 0 {
+		errs = append(errs, fmt.Errorf("--lanes: must be >= 0, got %d", f.Lanes))
 	}
-	if f.Lanes < 1 {
-		errs = append(errs, fmt.Errorf("--lanes: must be >= 1, got %d", f.Lanes))
+	if err := CheckParkAfter(f.ParkAfter); err != nil {
+		errs = append(errs, err)
 	}
 	if _, err := procwatch.ParseLimit(f.HangTimeout); err != nil {
 		errs = append(errs, fmt.Errorf("--hang-timeout: %w", err))
@@ -150,7 +163,7 @@ func (f *Flags) EnginePaths() (program, library string, err error) {
 // OpenOptions are the engine options that follow from the flags.
 func (f *Flags) OpenOptions() engine.OpenOptions {
 	return engine.OpenOptions{
-		ModelPath: f.Model, Device: f.Device, Threads: f.Threads, MaxContext: f.MaxCtx,
+		ModelPath: f.Model, Device: f.Device, Threads: f.Threads, MaxContext: int(f.MaxCtx),
 		MemoryCapBytes: uint64(f.MemoryCap), MaxSequences: f.Lanes,
 		KVTypeK: engine.KVDefault, KVTypeV: engine.KVDefault,
 	}

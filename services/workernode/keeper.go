@@ -2,6 +2,7 @@ package workernode
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -27,6 +28,12 @@ type KeeperConfig[E engine.Engine] struct {
 	Flags *Flags
 	// Trained is the context that the model was trained for, in tokens; 0 = not known.
 	Trained int
+	// Lazy has the engine opened by its first user, not by Run. Known is what is certain of it before, nil = nothing.
+	Lazy  bool
+	Known *engine.Info
+	// ParkAfter closes an engine that nobody has used for so long, until it is used again; 0 = never. Users are those
+	// between Use and the call of what it returned.
+	ParkAfter time.Duration
 }
 
 // Keeper is a worker's view of its supervised engine: prepared before use, replaced after death or device fault.
@@ -36,18 +43,30 @@ type Keeper[E engine.Engine] struct {
 	trained    int
 	supervisor *host.Supervisor[E]
 	openings   atomic.Int64
+	restarts   atomic.Int64
+	down       bool // the engine was lost; of the goroutine of Run
+	parking    parking
 	// Bytes of weights while an engine loads.
 	loaded, total atomic.Uint64
 }
 
 // prepared guards engines and runs OnOpen between opening and use.
 func prepared[E engine.Engine](cfg KeeperConfig[E], guard func(E, engine.GuardConfig) E) engine.Open[E] {
+	// What the first engine chose by memory its successors keep, whatever is free then: the contract stays the same.
+	typeK, typeV := engine.KVAuto, engine.KVAuto
 	return func(ctx context.Context, o engine.OpenOptions, progress engine.Progress) (E, error) {
 		var none E
+		if o.KVTypeK == engine.KVAuto {
+			o.KVTypeK = typeK
+		}
+		if o.KVTypeV == engine.KVAuto {
+			o.KVTypeV = typeV
+		}
 		inner, err := cfg.Open(ctx, o, progress)
 		if err != nil {
 			return none, err
 		}
+		typeK, typeV = inner.Info().KVTypeK, inner.Info().KVTypeV
 		e := guard(inner, cfg.Guard)
 		if cfg.OnOpen == nil {
 			return e, nil
@@ -77,12 +96,16 @@ func NewScorerKeeper(cfg KeeperConfig[engine.Scorer]) *Keeper[engine.Scorer] {
 
 func newKeeper[E engine.Engine](cfg KeeperConfig[E], guard func(E, engine.GuardConfig) E) *Keeper[E] {
 	k := &Keeper[E]{log: cfg.Log, flags: cfg.Flags, trained: cfg.Trained}
+	k.parking.after, k.parking.asleep = cfg.ParkAfter, cfg.Lazy
+	if cfg.Known != nil {
+		k.parking.known, k.parking.info = true, *cfg.Known
+	}
 	if k.log == nil {
 		k.log = zap.NewNop()
 	}
 	cfg.Guard.OnOrphans = k.orphans
 	k.supervisor = host.NewSupervisor(prepared(cfg, guard), cfg.Options,
-		host.RestartConfig{OnEvent: k.event, Progress: func(done, total uint64) {
+		host.RestartConfig{OnEvent: k.event, Parked: cfg.Lazy, Progress: func(done, total uint64) {
 			k.loaded.Store(done)
 			k.total.Store(total)
 		}})
@@ -93,12 +116,28 @@ func (k *Keeper[E]) event(e host.Event) {
 	switch e.Kind {
 	case host.EngineUp:
 		k.openings.Add(1)
-		k.log.Info("engine is open", zap.Uint64("generation", e.Generation))
+		if k.down {
+			k.down = false
+			k.restarts.Add(1)
+		}
+		fields := []zap.Field{zap.Uint64("generation", e.Generation)}
+		if current, running := k.supervisor.Current(); running {
+			info := current.Info()
+			k.parking.opened(info)
+			fields = append(fields, zap.Int("max_ctx", info.MaxContext), zap.Int("slots", info.MaxSequences),
+				zap.Int("kv_positions", info.KVPositions))
+		}
+		k.log.Info("engine is open", fields...)
 		k.warnOfLongContext()
+	case host.EngineParked:
+		k.log.Info("engine is closed until it is needed: nobody has used it", zap.Duration("for", k.parking.after))
 	case host.EngineDown:
+		k.down = true
+		k.parking.lost()
 		k.log.Error("engine is lost, opening it again", zap.NamedError(telemetry.KeyErr, e.Err),
 			zap.Strings("stderr", e.Stderr))
 	case host.EngineFailed:
+		k.parking.lost()
 		if len(e.Stderr) == 0 {
 			return // Run returns the error to somebody who says it
 		}
@@ -124,6 +163,10 @@ func toInt32[H ~int32](list []H) []int32 {
 func (k *Keeper[E]) Heartbeat(h *tandemv1.Heartbeat) {
 	h.EngineRestarts = int32(k.Restarts())
 	h.LoadedBytes, h.LoadBytes = k.Loading()
+	if h.Counters == nil {
+		h.Counters = map[string]float64{}
+	}
+	h.Counters["engine_parks"] = float64(k.parks())
 	e, _ := k.supervisor.Current()
 	g, ok := any(e).(interface{ Counts() engine.HandleCounts })
 	if !ok { // there is none, or none with sequences
@@ -131,15 +174,17 @@ func (k *Keeper[E]) Heartbeat(h *tandemv1.Heartbeat) {
 	}
 	c := g.Counts()
 	h.EngineSequences, h.OrphanedSequences = int32(c.Sequences), int32(c.Orphans)
-	if h.Counters == nil {
-		h.Counters = map[string]float64{}
-	}
 	h.Counters["orphaned_sequences_freed"] = float64(c.Freed)
 }
 
 // Run keeps the engine open until ctx ends. The error of an engine that does not fit names the flags to turn.
 func (k *Keeper[E]) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var idle sync.WaitGroup
+	idle.Go(func() { k.parking.run(ctx, k.supervisor.Park) })
 	err := k.supervisor.Run(ctx)
+	cancel()
+	idle.Wait()
 	if err == nil {
 		return nil
 	}
@@ -169,10 +214,18 @@ func (k *Keeper[E]) Wait(ctx context.Context) (E, error) {
 	return e, err
 }
 
+// Next waits for an engine that was opened after the generation `after`, 0 = any, and returns it with its own.
+func (k *Keeper[E]) Next(ctx context.Context, after uint64) (E, uint64, error) {
+	return k.supervisor.Next(ctx, after)
+}
+
 // Engine returns the open engine, or UNAVAILABLE while there is none. A caller keeps what it got for as long as its
 // sequences live: they do not exist in the next one.
 func (k *Keeper[E]) Engine() (E, error) {
 	e, running := k.supervisor.Current()
+	if !running && k.parking.sleeping() {
+		return e, parkedError()
+	}
 	if !running {
 		return e, rpcerr.EngineLost.With("the engine is restarting").WithRetryAfter(time.Second)
 	}
@@ -188,8 +241,14 @@ func (k *Keeper[E]) Loading() (done, total uint64) {
 	return k.loaded.Load(), k.total.Load()
 }
 
-// Restarts counts how often the engine was opened again.
-func (k *Keeper[E]) Restarts() int { return max(0, int(k.openings.Load())-1) }
+// Restarts counts how often the engine was opened again, but for those times when it had been parked.
+func (k *Keeper[E]) Restarts() int { return int(k.restarts.Load()) }
+
+func (k *Keeper[E]) parks() int {
+	k.parking.mu.Lock()
+	defer k.parking.mu.Unlock()
+	return k.parking.parks
+}
 
 // Report tells the keeper the error of a call on engine. After a device fault an engine answers nothing else any more:
 // it is closed, and the supervisor opens another.

@@ -56,7 +56,13 @@ func TestKeeperReopens(t *testing.T) {
 				if err != nil || second == first || k.Restarts() != 1 || prepared != 2 {
 					t.Errorf("engine %p after %p, %v, %d restarts, prepared %d times", second, first, err, k.Restarts(), prepared)
 				}
+				if e, generation, err := k.Next(ctx, 1); e != second || generation != 2 || err != nil {
+					t.Errorf("after the first: engine %p of generation %d, %v", e, generation, err)
+				}
 				cancel()
+				if _, _, err := k.Next(ctx, 2); !errors.Is(err, context.Canceled) {
+					t.Errorf("after the last: %v", err)
+				}
 				if err := <-ended; err != nil {
 					t.Errorf("run: %v", err)
 				}

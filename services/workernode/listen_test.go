@@ -59,9 +59,9 @@ func TestListen(t *testing.T) {
 }
 
 func TestFlags(t *testing.T) {
-	f := Flags{Threads: -1, MaxCtx: -1, Device: "abacus 7"}
+	f := Flags{Threads: -1, Lanes: -1, Device: "abacus 7"}
 	err := f.Validate()
-	for _, flag := range []string{"--threads", "--max-ctx", "--lanes", "--device"} {
+	for _, flag := range []string{"--threads", "--lanes", "--device"} {
 		if err == nil || !strings.Contains(err.Error(), flag) {
 			t.Errorf("%s is not named in %v", flag, err)
 		}

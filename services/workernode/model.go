@@ -95,6 +95,7 @@ func Describe(r *tandemv1.Registration, info engine.Info) {
 	m.NLayers, m.LayerFirst, m.LayerLast = int32(info.Layers), int32(info.LayerFirst), int32(info.LayerLast)
 	m.Hidden, m.Vocab = int32(info.Hidden), int32(info.Vocab)
 	m.CaptureLayers, m.BlockSize = info.CaptureLayers, int32(info.BlockSize)
+	r.Limits.Lanes = int32(info.MaxSequences)
 	r.Limits.MaxContext, r.Limits.MaxTreeRows = int32(info.MaxContext), int32(info.MaxTreeRows)
 	if r.Role == tandemv1.Role_ROLE_TARGET {
 		r.Limits.KvTokens = int64(info.KVPositions)

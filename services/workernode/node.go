@@ -53,6 +53,10 @@ type Config struct {
 	// Describe waits for what the registration lacks until the engine is open, fills it in and returns; the worker is in
 	// the cluster meanwhile, as one that starts. Nil = it is complete. An error ends the node.
 	Describe func(ctx context.Context, r *tandemv1.Registration) error
+	// Again waits until the engine was opened since the last Describe or Again, and fills in what the registration says
+	// of it: one that was lost may come back with other limits. Nil = it says nothing of an engine. It fails with ctx
+	// only.
+	Again func(ctx context.Context, r *tandemv1.Registration) error
 	// Grace is how long work may take to finish after SIGTERM.
 	Grace time.Duration
 }
@@ -147,6 +151,7 @@ type node struct {
 
 func (n *node) ready() bool { return n.complete.Load() && n.worker.Ready() }
 
+// run serves until a signal, ctx or a part that failed ends it, and returns after all parts did.
 func (n *node) run(ctx context.Context, listener net.Listener) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -154,39 +159,19 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
 	defer signal.Stop(signals)
 
-	n.complete.Store(n.cfg.Describe == nil) // before anything asks
-	parts := 0
-	ended := make(chan error, 8)
-	start := func(name string, f func(context.Context) error) {
-		parts++
+	if err := n.connect(); err != nil {
+		return err
+	}
+	n.complete.Store(n.cfg.Describe == nil) // before a part reads it
+	parts := n.parts(listener)
+	ended := make(chan struct{}, len(parts))
+	for _, p := range parts {
 		go func() {
-			err := f(ctx)
-			if err != nil && ctx.Err() == nil {
-				err = fmt.Errorf("%s: %w", name, err)
-				cancel(err)
+			if err := p.run(ctx); err != nil && ctx.Err() == nil {
+				cancel(fmt.Errorf("%s: %w", p.name, err))
 			}
-			ended <- err
+			ended <- struct{}{}
 		}()
-	}
-	start("worker", n.worker.Run)
-	start("health", n.watchHealth)
-	start("notify", func(ctx context.Context) error { return n.reportLife(ctx, listener.Addr()) })
-	if pid := n.cfg.Flags.ParentPid; pid > 0 {
-		start("parent", func(ctx context.Context) error { return watchParent(ctx, pid) })
-	}
-	if gateway := n.cfg.Flags.Gateway; gateway != "" {
-		var err error
-		n.client, err = registry.NewClient(registry.ClientConfig{
-			Gateway: DialTarget(gateway), Registration: n.cfg.Registration, Heartbeat: n.heartbeat, OnLease: n.lease,
-			Logger: n.log.Named("registry"),
-		})
-		if err != nil {
-			return err
-		}
-		start("registry", n.client.Run)
-	}
-	if n.cfg.Describe != nil {
-		start("engine", n.describe)
 	}
 	serving := make(chan error, 1)
 	go func() { serving <- n.server.Serve(listener) }()
@@ -212,20 +197,76 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 	return nil
 }
 
-// describe completes the registration when the engine is open.
+// connect makes the client of the gateway's registry, where there is a gateway.
+func (n *node) connect() error {
+	gateway := n.cfg.Flags.Gateway
+	if gateway == "" {
+		return nil
+	}
+	var err error
+	n.client, err = registry.NewClient(registry.ClientConfig{
+		Gateway: DialTarget(gateway), Registration: n.cfg.Registration, Heartbeat: n.heartbeat, OnLease: n.lease,
+		Logger: n.log.Named("registry"),
+	})
+	return err
+}
+
+// part is a loop of the node; an error that it returns ends the node.
+type part struct {
+	name string
+	run  func(context.Context) error
+}
+
+// parts are the loops that the flags and the role ask for.
+func (n *node) parts(listener net.Listener) []part {
+	parts := []part{
+		{"worker", n.worker.Run},
+		{"health", n.watchHealth},
+		{"notify", func(ctx context.Context) error { return n.reportLife(ctx, listener.Addr()) }},
+	}
+	if pid := n.cfg.Flags.ParentPid; pid > 0 {
+		parts = append(parts, part{"parent", func(ctx context.Context) error { return watchParent(ctx, pid) }})
+	}
+	if n.client != nil {
+		parts = append(parts, part{"registry", n.client.Run})
+	}
+	if n.cfg.Describe != nil || n.cfg.Again != nil {
+		parts = append(parts, part{"engine", n.describe})
+	}
+	return parts
+}
+
+// describe completes the registration when the engine is open, and keeps it true of those that are opened later.
 func (n *node) describe(ctx context.Context) error {
 	r := proto.Clone(n.cfg.Registration).(*tandemv1.Registration)
-	if err := n.cfg.Describe(ctx, r); err != nil {
-		return err
+	if n.cfg.Describe != nil {
+		if err := n.cfg.Describe(ctx, r); err != nil {
+			return err
+		}
+		n.described(r)
+		n.complete.Store(true)
 	}
+	for n.cfg.Again != nil {
+		before := proto.Clone(r)
+		if err := n.cfg.Again(ctx, r); err != nil {
+			return err
+		}
+		if !proto.Equal(before, r) {
+			n.described(r)
+		}
+	}
+	return nil
+}
+
+// described tells log and gateway what the registration says now.
+func (n *node) described(r *tandemv1.Registration) {
 	n.log.Info("engine is described", zap.String(telemetry.KeyModel, r.Model.GetName()),
 		zap.String(telemetry.KeyDevice, r.Device),
-		zap.String(telemetry.KeyContract, r.Contract), zap.String("numerics", r.Numerics))
+		zap.String(telemetry.KeyContract, r.Contract), zap.String("numerics", r.Numerics),
+		zap.Int32("lanes", r.GetLimits().GetLanes()))
 	if n.client != nil {
 		n.client.Update(r)
 	}
-	n.complete.Store(true)
-	return nil
 }
 
 // drain lets calls in progress finish, up to the grace; another signal ends the wait.

@@ -51,14 +51,26 @@ func (f *Flags) Logger(s Streams) (*zap.Logger, error) {
 }
 
 // RunWithEngine serves w while keeper keeps its engine open. The worker is in the cluster from the start and reports
-// how far its model is loaded; describe completes the registration from the open engine.
+// how far its model is loaded; describe completes the registration from the open engine, and again from each that
+// follows it.
 func RunWithEngine[E engine.Engine](ctx context.Context, cfg Config, w Worker, keeper *Keeper[E],
 	describe func(r *tandemv1.Registration, info engine.Info)) error {
+	var seen uint64 // generation of the engine that was described
 	cfg.Describe = func(ctx context.Context, r *tandemv1.Registration) error {
-		engine, err := keeper.Wait(ctx)
+		engine, generation, err := keeper.supervisor.Engine(ctx)
 		if err != nil {
 			return err
 		}
+		seen = generation
+		describe(r, engine.Info())
+		return nil
+	}
+	cfg.Again = func(ctx context.Context, r *tandemv1.Registration) error {
+		engine, generation, err := keeper.Next(ctx, seen)
+		if err != nil {
+			return err
+		}
+		seen = generation
 		describe(r, engine.Info())
 		return nil
 	}
