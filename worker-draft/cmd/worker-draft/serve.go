@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -27,10 +28,12 @@ type serveCmd struct {
 
 	Tables   string `help:"File with the target's embedding and head, for example the target model itself; default: asked of the first target." placeholder:"PATH"`
 	CacheDir string `help:"Folder for files of targets; default: tandem in the user's cache." placeholder:"DIR"`
+
+	LazyDraft bool `help:"Load the draft when a request first wants one, not at the start." default:"false"`
 }
 
 // Validate reports every setting that cannot work.
-func (c *serveCmd) Validate() error { return errors.Join(c.Flags.Validate(), c.Pool(c.MaxCtx)) }
+func (c *serveCmd) Validate() error { return errors.Join(c.Flags.Validate(), c.Pool(int(c.MaxCtx))) }
 
 // Run serves until the process is told to end.
 func (c *serveCmd) Run(streams workernode.Streams) error {
@@ -61,6 +64,9 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 		return err
 	}
 	describe(registration, store.Model, c.Device)
+	registration.Settings = map[string]string{
+		"lazy-draft": strconv.FormatBool(c.LazyDraft), "park-after": c.ParkAfter.String(),
+	}
 	tablesDigest := ""
 	if c.Tables != "" {
 		if tablesDigest, err = assets.Tables(ctx, c.Tables); err != nil {
@@ -72,7 +78,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 		return err
 	}
 	s := server.New(server.Config{
-		WorkerID: id, Slots: c.Lanes, Assets: store, TablesPath: c.Tables, TablesDigest: tablesDigest, Log: log,
+		WorkerID: id, Assets: store, TablesPath: c.Tables, TablesDigest: tablesDigest, Log: log,
 		Shape: server.Shape{
 			Digest: store.Digest, TokenizerDigest: registration.Model.TokenizerDigest, Hidden: store.Model.Hidden,
 			Vocab: store.Model.Vocab, CaptureLayers: registration.Model.CaptureLayers,
@@ -84,10 +90,42 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 			return workernode.NewDraftKeeper(workernode.KeeperConfig[engine.Draft]{
 				Open: host.OpenDraft, Options: options, Log: log.Named("engine"),
 				Guard: engine.GuardConfig{HangLimit: c.HangLimit()}, Flags: &c.Flags,
+				Lazy: c.LazyDraft, Known: known(store.Model, int(c.MaxCtx)), ParkAfter: c.ParkAfter,
 			})
 		},
 	})
-	return workernode.Run(ctx, workernode.Config{Flags: &c.Flags, Log: log, Registration: registration, Grace: grace}, s)
+	node := workernode.Config{Flags: &c.Flags, Log: log, Registration: registration, Grace: grace, Again: again(s)}
+	return workernode.Run(ctx, node, s)
+}
+
+// again waits for engines of s and fills in slots and context of each.
+func again(s *server.Server) func(ctx context.Context, r *tandemv1.Registration) error {
+	var seen uint64 // generation of the engine that was described
+	return func(ctx context.Context, r *tandemv1.Registration) error {
+		e, generation, err := s.Next(ctx, seen)
+		if err != nil {
+			return err
+		}
+		seen = generation
+		r.Limits.Lanes, r.Limits.MaxContext = int32(e.Info().MaxSequences), int32(e.Info().MaxContext)
+		return nil
+	}
+}
+
+// known is what a draft's file says of the engine that will run it; nil when that is not all that a target asks for.
+func known(m *gguf.Model, maxCtx int) *engine.Info {
+	if m.Draft.MaskToken < 0 || m.Draft.TargetLayers == nil {
+		return nil
+	}
+	info := &engine.Info{BlockSize: m.Draft.BlockSize, MaskToken: int32(m.Draft.MaskToken), FeatureFused: m.Hidden,
+		MaxContext: m.Context}
+	if maxCtx > 0 {
+		info.MaxContext = min(info.MaxContext, maxCtx)
+	}
+	for _, layer := range m.Draft.TargetLayers {
+		info.CaptureLayers = append(info.CaptureLayers, int32(layer))
+	}
+	return info
 }
 
 // describe fills in what the draft's file says; its engine opens later, when a target's tables are there.

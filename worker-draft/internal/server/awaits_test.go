@@ -94,5 +94,9 @@ func (r *rig) speculate(ctx context.Context, a *enginetest.Awaits) error {
 // idle waits until all slots are free.
 func (r *rig) idle() {
 	r.t.Helper()
-	testwait.Until(r.t, "slots are free", func() bool { return len(r.server.slots) == 0 })
+	testwait.Until(r.t, "slots are free", func() bool {
+		r.server.mu.Lock()
+		defer r.server.mu.Unlock()
+		return len(r.server.slots) == 0
+	})
 }

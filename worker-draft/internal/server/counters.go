@@ -6,6 +6,7 @@ import tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 type counters struct {
 	messages, proposals, skipped, nodes float64
 	engineSeconds, appendSeconds        float64
+	passes                              float64 // of earlier engines
 }
 
 func (s *Server) count(w *work) {
@@ -27,12 +28,13 @@ func (s *Server) count(w *work) {
 // Heartbeat fills in slots and counters.
 func (s *Server) Heartbeat(h *tandemv1.Heartbeat) {
 	s.mu.Lock()
-	c, engine := s.counters, s.engine
+	c, engine, busy := s.counters, s.engine, len(s.slots)
+	passes := c.passes + float64(s.joint.Counts().Passes)
 	s.mu.Unlock()
-	h.LanesBusy = int32(len(s.slots))
+	h.LanesBusy = int32(busy)
 	h.Counters = map[string]float64{
 		"messages": c.messages, "proposals": c.proposals, "proposals_skipped": c.skipped, "proposed_nodes": c.nodes,
-		"engine_seconds": c.engineSeconds, "append_seconds": c.appendSeconds,
+		"engine_seconds": c.engineSeconds, "append_seconds": c.appendSeconds, "proposal_passes": passes,
 	}
 	if engine != nil {
 		engine.Heartbeat(h)

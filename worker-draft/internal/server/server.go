@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/tensorwire"
+	"github.com/tandem-inference/tandem/worker-draft/internal/joint"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 )
@@ -22,7 +23,14 @@ import (
 type Engine interface {
 	Run(ctx context.Context) error
 	Wait(ctx context.Context) (engine.Draft, error)
-	Engine() (engine.Draft, error)
+	Next(ctx context.Context, after uint64) (engine.Draft, uint64, error)
+	// TryUse returns the engine for a stream, which calls done at its end; it has a parked engine opened, but does not
+	// wait.
+	TryUse() (e engine.Draft, done func(), err error)
+	// Parked is what an engine said of itself that was closed because nobody used it.
+	Parked() (engine.Info, bool)
+	// Ready reports whether streams are taken: there is an engine, or it is parked.
+	Ready() bool
 	Report(engine engine.Engine, err error)
 	Heartbeat(h *tandemv1.Heartbeat)
 }
@@ -46,7 +54,6 @@ type Shape struct {
 // Config of a server.
 type Config struct {
 	WorkerID string
-	Slots    int
 	Shape    Shape
 	Assets   Assets
 	// Open makes the keeper of an engine on the tables at path.
@@ -60,14 +67,17 @@ type Config struct {
 type Server struct {
 	tandemv1.UnimplementedDraftServiceServer
 	cfg      Config
-	slots    chan struct{}
 	draining atomic.Bool
 	readers  sync.WaitGroup
-	tables   chan string // path of the tables, once
+	tables   chan string   // path of the tables, once
+	opening  chan struct{} // closed when engine is set
 
 	mu       sync.Mutex
 	digest   string // of the tables that the engine is opened with, "" = none yet
 	engine   Engine
+	joint    *joint.Engine // of the engine that was used last, nil = none yet
+	slots    chan struct{} // as many as slotsOf has sequences, full when all are taken; nil before the first stream
+	slotsOf  engine.Draft
 	counters counters
 }
 
@@ -76,7 +86,7 @@ func New(cfg Config) *Server {
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
 	}
-	s := &Server{cfg: cfg, slots: make(chan struct{}, cfg.Slots), tables: make(chan string, 1)}
+	s := &Server{cfg: cfg, opening: make(chan struct{}), tables: make(chan string, 1)}
 	if cfg.TablesPath != "" {
 		s.adopt(cfg.TablesPath, cfg.TablesDigest)
 	}
@@ -105,22 +115,53 @@ func (s *Server) Run(ctx context.Context) error {
 		s.mu.Lock()
 		s.engine = e
 		s.mu.Unlock()
+		close(s.opening)
 		return e.Run(ctx)
 	case <-ctx.Done():
 		return nil
 	}
 }
 
-// current returns the open engine.
-func (s *Server) current() (engine.Draft, Engine, error) {
+// Next waits for an engine that was opened after the generation `after`, 0 = any, and returns it with its own.
+func (s *Server) Next(ctx context.Context, after uint64) (engine.Draft, uint64, error) {
+	select {
+	case <-s.opening:
+	case <-ctx.Done():
+		return nil, 0, rpcerr.From(ctx.Err())
+	}
 	s.mu.Lock()
 	e := s.engine
 	s.mu.Unlock()
-	if e == nil {
-		return nil, nil, rpcerr.Unavailable("the draft has no tables of a target yet").WithRetryAfter(time.Second)
+	return e.Next(ctx, after)
+}
+
+// keeper returns what keeps the engine open.
+func (s *Server) keeper() (Engine, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.engine == nil {
+		return nil, rpcerr.Unavailable("the draft has no tables of a target yet").WithRetryAfter(time.Second)
 	}
-	engine, err := e.Engine()
-	return engine, e, err
+	return s.engine, nil
+}
+
+// use returns the engine for a stream, which calls done at its end. A parked engine is opened, but not waited for:
+// targets go on without a draft until it is there.
+func (s *Server) use() (e *joint.Engine, keeper Engine, done func(), err error) {
+	if keeper, err = s.keeper(); err != nil {
+		return nil, nil, nil, err
+	}
+	open, done, err := keeper.TryUse()
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.joint == nil || s.joint.Draft != open {
+		s.counters.passes += float64(s.joint.Counts().Passes)
+		s.joint = joint.New(open)
+	}
+	return s.joint, keeper, done, nil
 }
 
 // Ready reports whether the worker takes part: it waits for tables as well as for work.
@@ -131,8 +172,8 @@ func (s *Server) Ready() bool {
 	if waiting {
 		return true
 	}
-	_, _, err := s.current()
-	return err == nil
+	k, err := s.keeper()
+	return err == nil && k.Ready()
 }
 
 // Drain makes the server refuse new streams.
@@ -187,7 +228,7 @@ func (s *Server) GetDraft(ctx context.Context, m *tandemv1.GetDraftRequest) (*ta
 }
 
 func (s *Server) describe(ctx context.Context) (*tandemv1.GetDraftResponse, error) {
-	engine, err := s.wait(ctx)
+	info, err := s.info(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -195,7 +236,6 @@ func (s *Server) describe(ctx context.Context) (*tandemv1.GetDraftResponse, erro
 	if err != nil {
 		s.cfg.Log.Warn("no projection to hand out", zap.NamedError(telemetry.KeyErr, err))
 	}
-	info := engine.Info()
 	return &tandemv1.GetDraftResponse{
 		WorkerId: s.cfg.WorkerID, Ready: true, CaptureLayers: info.CaptureLayers, BlockSize: int32(info.BlockSize),
 		MaskToken: info.MaskToken, FusedWidth: int32(info.FeatureFused), FuseDigest: fuse, DraftDigest: s.cfg.Shape.Digest,
@@ -203,24 +243,29 @@ func (s *Server) describe(ctx context.Context) (*tandemv1.GetDraftResponse, erro
 	}, nil
 }
 
-// wait gives an engine that is being opened some time.
-func (s *Server) wait(ctx context.Context) (engine.Draft, error) {
+// info is what the engine says of itself. A parked one is not opened for that; one that is being opened gets some time.
+func (s *Server) info(ctx context.Context) (engine.Info, error) {
 	ctx, cancel := context.WithTimeout(ctx, openWait)
 	defer cancel()
 	ticker := time.NewTicker(10 * time.Millisecond)
 	defer ticker.Stop()
 	for {
-		if engine, _, err := s.current(); err == nil {
-			return engine, nil
+		k, err := s.keeper()
+		if err == nil {
+			if info, parked := k.Parked(); parked {
+				return info, nil
+			}
+			var e engine.Draft
+			var done func()
+			if e, done, err = k.TryUse(); err == nil {
+				defer done()
+				return e.Info(), nil
+			}
 		}
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
-			_, _, err := s.current()
-			if err == nil {
-				err = rpcerr.From(ctx.Err())
-			}
-			return nil, err
+			return engine.Info{}, err
 		}
 	}
 }

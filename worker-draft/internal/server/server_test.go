@@ -105,7 +105,7 @@ func newWrappedRig(t *testing.T, o enginefake.Options, slots, maxContext int, lo
 		t.Fatal(err)
 	}
 	cfg := Config{
-		WorkerID: "draft", Slots: slots, Assets: r.files,
+		WorkerID: "draft", Assets: r.files,
 		Shape: Shape{Digest: "draft-digest", TokenizerDigest: "tok", Hidden: hidden, Vocab: 64, CaptureLayers: []int32{1, 3}},
 		Open: func(tables string) Engine {
 			var opener engine.Opener = r.opener

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
@@ -37,15 +38,17 @@ func (s *Server) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateReq
 	if s.draining.Load() {
 		return rpcerr.Draining
 	}
-	engine, keeper, err := s.current()
+	engine, keeper, release, err := s.use()
 	if err != nil {
 		return err
 	}
+	defer release()
 	ctx := stream.Context()
-	if err := s.slot(ctx); err != nil {
+	slots := s.places(engine)
+	if err := takeSlot(ctx, slots); err != nil {
 		return err
 	}
-	defer func() { <-s.slots }()
+	defer func() { <-slots }()
 	sequence, err := engine.NewSequence(ctx)
 	if err != nil {
 		return err
@@ -125,21 +128,32 @@ func (s *Server) logStream(ctx context.Context, began time.Time, d *streamed, er
 	s.cfg.Log.Log(level, "request ended", fields...)
 }
 
-// slot takes a slot. A target that ends one request and starts the next may be here before its last stream has ended,
-// so a short wait comes before the refusal.
-func (s *Server) slot(ctx context.Context) error {
+// places returns the slots of an engine: one that was opened again has its own. Streams of the engine before end with
+// it.
+func (s *Server) places(e engine.Draft) chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.slotsOf != e {
+		s.slots, s.slotsOf = make(chan struct{}, e.Info().MaxSequences), e
+	}
+	return s.slots
+}
+
+// takeSlot takes a slot. A target that ends one request and starts the next may be here before its last stream has
+// ended, so a short wait comes before the refusal.
+func takeSlot(ctx context.Context, slots chan struct{}) error {
 	select {
-	case s.slots <- struct{}{}:
+	case slots <- struct{}{}:
 		return nil
 	default:
 	}
 	timer := time.NewTimer(slotWait)
 	defer timer.Stop()
 	select {
-	case s.slots <- struct{}{}:
+	case slots <- struct{}{}:
 		return nil
 	case <-timer.C:
-		return rpcerr.NoSlot.With("all %d slots of the draft are taken", cap(s.slots)).WithRetryAfter(time.Second)
+		return rpcerr.NoSlot.With("all %d slots of the draft are taken", cap(slots)).WithRetryAfter(time.Second)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
