@@ -93,6 +93,10 @@ type reading struct {
 	beside bool    // the step before ran beside the draft's work
 	unread float64 // how long the draft has to read before it can propose
 	sent   bool    // it was given the prompt without being asked, and reads beside plain steps
+	rows   int     // of the last step
+	others int     // rows of other requests in the next step
+	// noLookup: nothing is predicted by prompt lookup.
+	noLookup bool
 	// A probe: the proposal, its plan and place, and how long the draft still works on it.
 	probe   *ddtree.Tree
 	plan    Plan
@@ -174,7 +178,7 @@ func (r *reading) round(plan Plan) {
 		round.Tree = &t
 	}
 	whole := t // with what lookup adds
-	if round.Tree != nil && t.Nodes() == r.p.block-1 {
+	if round.Tree != nil && t.Nodes() == r.p.block-1 && !r.noLookup {
 		whole = ddtree.Tree{}
 		if err := whole.Set(0, t.Tokens[1:], t.Parents[1:], t.Logprobs[1:],
 			ddtree.Limits{Vocab: math.MaxInt32, Nodes: t.Nodes(), Depth: t.Nodes()}); err != nil {
@@ -186,13 +190,13 @@ func (r *reading) round(plan Plan) {
 			leaf = whole.Add(token, leaf, 0)
 		}
 	}
-	round.Rows = whole.Len()
+	round.Rows, round.Others, r.rows = whole.Len(), r.others, whole.Len()
 	path := r.follow(&whole, r.at, len(r.text.Greedy))
 	if round.Tree != nil {
 		round.Path = path[:min(len(path), t.Len())]
 		round.Extended = len(path) - len(round.Path)
 	}
-	took := r.verify(round.Rows)
+	took := r.verify(round.Rows + r.others)
 	reads := r.sent && r.unread > 0
 	beside = beside || reads
 	if beside || r.beside {
@@ -221,7 +225,9 @@ func (r *reading) round(plan Plan) {
 		r.index.Append(token)
 	}
 	r.at += n
-	r.p.ObserveLookup(looked, length)
+	if !r.noLookup {
+		r.p.ObserveLookup(looked, length)
+	}
 	r.p.Observe(&round)
 	if r.probe != nil && r.works <= 0 {
 		path := r.follow(r.probe, r.soundAt, r.at)

@@ -17,7 +17,7 @@ import (
 )
 
 // readAhead reads a prompt ahead, for at most so many steps where steps >= 0, and returns what it has read.
-func readAhead(t testing.TB, slot *Slot, e engine.Target, prompt []int32, steps int) int {
+func readAhead(t testing.TB, slot *Slot, e engine.Target, space string, prompt []int32, steps int) int {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -25,7 +25,7 @@ func readAhead(t testing.TB, slot *Slot, e engine.Target, prompt []int32, steps 
 	if steps >= 0 {
 		w.cancel, w.steps = cancel, steps
 	}
-	n, err := slot.ReadAhead(ctx, w, &Request{Prompt: prompt, Reuse: reuse.Request{Ahead: time.Now()}})
+	n, err := slot.ReadAhead(ctx, w, &Request{Prompt: prompt, Reuse: reuse.Request{Space: space, Ahead: time.Now()}})
 	if err != nil && ctx.Err() == nil {
 		t.Fatal(err)
 	}
@@ -52,10 +52,10 @@ func TestReadAhead(t *testing.T) {
 			want = len(expected)
 		}
 		had := len(list[0]) + len(list[1])
-		if n := readAhead(t, slot, e, expected, -1); n != want-had {
+		if n := readAhead(t, slot, e, "", expected, -1); n != want-had {
 			t.Errorf("%d prompt rows: %d tokens are read ahead, want %d", rows, n, want-had)
 		}
-		if n := readAhead(t, slot, e, expected, -1); n != 0 {
+		if n := readAhead(t, slot, e, "", expected, -1); n != 0 {
 			t.Errorf("%d prompt rows: %d tokens are read a second time", rows, n)
 		}
 		before := cache.Stats()
@@ -82,13 +82,13 @@ func TestReadAheadStops(t *testing.T) {
 	e := newFake(t, enginefake.Options{PromptRows: 64}, engine.OpenOptions{})
 	slot, cache := cached(t, e, nil, 0)
 	prompt := fakeChats(1).words(3000)
-	if n := readAhead(t, slot, e, prompt, 3); n != 3*piece.Grid {
+	if n := readAhead(t, slot, e, "", prompt, 3); n != 3*piece.Grid {
 		t.Fatalf("%d tokens are read before it is stopped", n)
 	}
 	if s := cache.Stats(); s.Entries != 1 || s.Ahead.Wasted != 0 {
 		t.Errorf("after the stop: %+v", s)
 	}
-	if n := readAhead(t, slot, e, prompt, -1); n != 2*piece.Grid {
+	if n := readAhead(t, slot, e, "", prompt, -1); n != 2*piece.Grid {
 		t.Errorf("%d tokens are read afterwards", n)
 	}
 	if s := cache.Stats(); s.Ahead != (prefix.AheadStats{}) {
@@ -99,7 +99,7 @@ func TestReadAheadStops(t *testing.T) {
 		t.Errorf("after the hit: %+v", s)
 	}
 	// A prompt without a border leaves nothing to start from.
-	if n := readAhead(t, slot, e, prompt[:100], -1); n != 0 {
+	if n := readAhead(t, slot, e, "", prompt[:100], -1); n != 0 {
 		t.Errorf("%d tokens of a short prompt are read", n)
 	}
 }
@@ -117,7 +117,7 @@ func TestReadAheadFeedsTheDraft(t *testing.T) {
 	r := greedy(c.prompt(list), 12)
 	r.Mode = tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN
 	read := len(list[0]) + len(list[1])
-	readAhead(t, slot, e, r.Prompt[:read], -1)
+	readAhead(t, slot, e, "", r.Prompt[:read], -1)
 	got := ask(t, slot, e, r, -1)
 	if got.read.Cached != read || d.before == nil || d.before[0] != 0 || d.before[1] != len(r.Prompt) {
 		t.Fatalf("%+v, the ring at the first question %v", got.read, d.before)

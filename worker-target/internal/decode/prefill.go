@@ -6,6 +6,7 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/constrain"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/output"
 	"github.com/tandem-inference/tandem/worker-target/internal/piece"
@@ -70,6 +71,16 @@ func (s *Slot) kind(n int) engine.GroupKind {
 func (s *Slot) nextStep(at, limit int) (end int, kind engine.GroupKind) {
 	first, end := s.cuts.Next(at, len(s.req.Prompt))
 	return min(at+piece.Step(s.info.MaxBatchRows, s.prefillChunk), end, limit), s.kind(end - first)
+}
+
+// PromptTime is the expected time of reading a prompt from one position to another in steps of at most chunk rows, 0 =
+// the engine's widest; 0 when no step was ever seen.
+func PromptTime(model *auto.Model, info engine.Info, chunk, from, to int) (d time.Duration) {
+	step := min(piece.Step(info.MaxBatchRows, chunk), piece.Grid)
+	for at := from; at < to; at += step {
+		d += model.Prompt(min(step, to-at), at, false)
+	}
+	return d
 }
 
 // replay runs tokens that another worker generated under the contract of decoding.

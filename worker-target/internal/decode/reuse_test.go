@@ -106,7 +106,9 @@ type chats struct {
 	random  *rand.Rand
 	markers piece.Markers
 	vocab   int
-	longest int // tokens of a prompt
+	longest int  // tokens of a prompt
+	spread  bool // prompts that end in another message than before have all lengths modulo piece.Grid, one after the other
+	turns   int  // of those
 	list    [][]message
 }
 
@@ -176,6 +178,13 @@ func (c *chats) next(answer []int32) (what string, prompt []int32) {
 	}
 	for len(c.prompt(list)) > c.longest {
 		list = append(list[:1:1], c.message(40))
+	}
+	if c.spread && what != "the same again" {
+		// 73 is odd: all lengths modulo piece.Unit come up in as many turns.
+		short := (c.turns*73 - len(c.prompt(list))) % piece.Grid
+		last := &list[len(list)-1]
+		*last = slices.Concat((*last)[:len(*last)-1], c.words((short+piece.Grid)%piece.Grid), c.markers.Ends[:1])
+		c.turns++
 	}
 	c.list[i] = list
 	return what, c.prompt(list)

@@ -5,8 +5,9 @@
 // and equal states have equal names. Two files hold it:
 //
 //	LENGTH-ID-PARENT.kv     token ids, feature rows and the pages of positions that the parent does not have whole
-//	LENGTH-ID.state         the recurrent state
+//	LENGTH-ID-NUMBER.state  the recurrent state
 //
+// NUMBER names the state in heartbeats (services/prefixhash). Files of earlier versions have none and are not named.
 // The parent is the longest state in the folder that the prompt begins with; pages below it are read from its file and
 // those of its ancestors. So states of one conversation share their pages, and one that has descendants can lose its
 // recurrent state, which is most of a file, and keep its pages for them.

@@ -91,14 +91,37 @@ func (h *head) chunks() (all []chunk) {
 	for left := int(h.Rows); left > 0; left -= page {
 		all = append(all, chunk{rows: true, bytes: min(left, page) * int(h.RowWidth)})
 	}
-	if h.PageBytes == 0 {
+	l := h.layout()
+	l.Pages = int(h.From)/page + int(h.Pages)
+	return splitPages(all, &l, int(h.From)/page)
+}
+
+// splitPages adds the chunks of pages from one on.
+func splitPages(all []chunk, l *engine.SnapshotLayout, from int) []chunk {
+	if l.PageBytes == 0 {
 		return all
 	}
-	step := max(chunkBytes/h.BlockBytes, 1) * h.BlockBytes
-	for i := range int(h.Pages) {
-		all = split(all, int(h.From)/page+i, h.PageBytes, step)
+	step := max(chunkBytes/l.BlockBytes, 1) * l.BlockBytes
+	for i := from; i < l.Pages; i++ {
+		all = split(all, i, l.PageBytes, step)
 	}
 	return all
+}
+
+// Range is bytes of a snapshot that are read or written at once.
+type Range struct {
+	At    engine.Part
+	Bytes int
+}
+
+// Ranges lists those of a snapshot in the order in which it is written: its state, then its pages from shared on.
+func Ranges(l engine.SnapshotLayout, shared int) []Range {
+	all := splitPages(split(nil, engine.PartState, l.StateBytes, chunkBytes), &l, shared)
+	ranges := make([]Range, len(all))
+	for i, c := range all {
+		ranges[i] = Range{At: c.at, Bytes: c.bytes}
+	}
+	return ranges
 }
 
 func split(all []chunk, part int, size, step uint64) []chunk {

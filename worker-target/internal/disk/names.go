@@ -63,13 +63,21 @@ func kvName(length int, id, parent ID) string {
 	return fmt.Sprintf("%d-%v-%v%s", length, id, parent, kvSuffix)
 }
 
-func stateName(length int, id ID) string { return fmt.Sprintf("%d-%v%s", length, id, stateSuffix) }
+// stateName is the name of a state with a number of services/prefixhash, 0 = it is not known, as of files of earlier
+// versions.
+func stateName(length int, id ID, number uint64) string {
+	if number == 0 {
+		return fmt.Sprintf("%d-%v%s", length, id, stateSuffix)
+	}
+	return fmt.Sprintf("%d-%v-%016x%s", length, id, number, stateSuffix)
+}
 
 // parsed is what a name says.
 type parsed struct {
 	length     int
 	id, parent ID
 	state      bool
+	number     uint64 // of a state, 0 = not known
 }
 
 // parseName reads a name; ok is false for that of another file.
@@ -79,10 +87,16 @@ func parseName(name string) (p parsed, ok bool) {
 		stem, p.state = strings.CutSuffix(name, stateSuffix)
 	}
 	parts := strings.Split(stem, "-")
-	if !isKV && !p.state || isKV && len(parts) != 3 || p.state && len(parts) != 2 {
+	if !isKV && !p.state || isKV && len(parts) != 3 || p.state && len(parts) != 2 && len(parts) != 3 {
 		return p, false
 	}
 	var err error
+	if p.state && len(parts) == 3 {
+		if p.number, err = strconv.ParseUint(parts[2], 16, 64); err != nil || len(parts[2]) != 16 {
+			return p, false
+		}
+		parts = parts[:2]
+	}
 	if p.length, err = strconv.Atoi(parts[0]); err != nil || p.length < 1 {
 		return p, false
 	}

@@ -14,9 +14,12 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
-// Engine is what a state is read from and written to.
+// Engine is what a state is written to, as engine.SnapshotParts says.
 type Engine interface {
-	engine.SnapshotParts
+	BeginSnapshot(ctx context.Context, layout engine.SnapshotLayout, base engine.Snapshot, shared int) (
+		engine.Snapshot, error)
+	WriteSnapshot(ctx context.Context, p engine.Snapshot, at engine.Part, data []byte, crc uint32) error
+	FinishSnapshot(ctx context.Context, p engine.Snapshot) error
 	FreeSnapshot(ctx context.Context, p engine.Snapshot) error
 }
 

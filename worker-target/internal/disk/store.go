@@ -42,6 +42,7 @@ type node struct {
 	id, parent ID
 	length     int
 	kv, state  uint64 // bytes of its files, 0 = there is none
+	number     uint64 // of its tokens in their isolation, services/prefixhash; 0 = not known
 	children   int
 	hits       int
 	made, used time.Time
@@ -59,6 +60,7 @@ type Store struct {
 	nodes   map[ID]*node
 	lengths map[int]int // states that can be restored, by length
 	bytes   uint64
+	version uint64    // rises when a state comes or goes
 	retry   time.Time // nothing is written before, after a write that failed
 	stats   Stats
 }
@@ -125,8 +127,11 @@ func (s *Store) scan() {
 			s.nodes[p.id] = n
 		}
 		switch {
+		case p.state && n.state > 0: // one without its number came first
+			_ = os.Remove(filepath.Join(s.folder.path, name))
+			continue
 		case p.state:
-			n.state = uint64(info.Size())
+			n.state, n.number = uint64(info.Size()), p.number
 		case n.kv > 0: // one with another parent came first
 			_ = os.Remove(filepath.Join(s.folder.path, name))
 			continue
@@ -140,6 +145,7 @@ func (s *Store) scan() {
 	}
 	s.link()
 	s.shrink(0)
+	s.version++
 	s.cfg.Log.Info("states of prompts on disk", zap.String(telemetry.KeyPath, s.folder.path),
 		zap.Int("states", len(s.nodes)), zap.Uint64("bytes", s.bytes),
 		zap.Int64(telemetry.KeyDurationMS, time.Since(start).Milliseconds()))
@@ -192,6 +198,7 @@ func (s *Store) dropState(n *node) {
 	_ = os.Remove(s.statePath(n))
 	s.bytes -= n.state
 	n.state = 0
+	s.version++
 	if s.lengths[n.length]--; s.lengths[n.length] <= 0 {
 		delete(s.lengths, n.length)
 	}
@@ -236,7 +243,7 @@ func (s *Store) kvPath(n *node) string {
 }
 
 func (s *Store) statePath(n *node) string {
-	return filepath.Join(s.folder.path, stateName(n.length, n.id))
+	return filepath.Join(s.folder.path, stateName(n.length, n.id, n.number))
 }
 
 // shrink removes states until so many more bytes fit, and reports whether they do. The caller holds mu.
@@ -267,6 +274,45 @@ func (s *Store) least() *node {
 		worst.Offer(n, eviction.State{Hits: n.hits, Tokens: n.length, Bytes: bytes, Made: n.made, Used: n.used})
 	}
 	return worst.Worst()
+}
+
+// Held is a state that can be restored.
+type Held struct {
+	Number uint64 // of services/prefixhash
+	Tokens int
+	Used   time.Time
+}
+
+// Held lists the states whose number is known, those first that were used last, and a version that rises when one comes
+// or goes. Before the index is there it lists none.
+func (s *Store) Held() (list []Held, version uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, n := range s.nodes {
+		if n.state > 0 && n.number != 0 {
+			list = append(list, Held{Number: n.number, Tokens: n.length, Used: n.used})
+		}
+	}
+	slices.SortFunc(list, func(a, b Held) int { return b.Used.Compare(a.Used) })
+	return list, s.version
+}
+
+// Version is that of Held.
+func (s *Store) Version() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.version
+}
+
+// Longest is the length of the state that Find would return, 0 when there is none or the index is not there yet. It is
+// no look-up.
+func (s *Store) Longest(space string, tokens []int32, least int, fits func(length int) bool) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := s.find(space, tokens, least, fits); n != nil {
+		return n.length
+	}
+	return 0
 }
 
 // ready waits until the index is there.

@@ -459,13 +459,15 @@ func TestNames(t *testing.T) {
 	for name, want := range map[string]parsed{
 		kvName(7, id, ID{1}):              {length: 7, id: id, parent: ID{1}},
 		kvName(7, id, ID{}):               {length: 7, id: id},
-		stateName(1<<20, id):              {length: 1 << 20, id: id, state: true},
+		stateName(1<<20, id, 0):           {length: 1 << 20, id: id, state: true},
+		stateName(7, id, 1<<60+5):         {length: 7, id: id, state: true, number: 1<<60 + 5},
+		stateName(7, id, 0)[:3] + "-x":    {},
 		"lock":                            {},
 		"7-" + id.String() + ".kv":        {},
 		"7-" + id.String() + "-00.kv":     {},
 		"-7-" + id.String() + ".state":    {},
 		"0-" + id.String() + ".state":     {},
-		stateName(7, ID{}):                {},
+		stateName(7, ID{}, 0):             {},
 		"7-" + id.String()[1:] + ".state": {},
 		kvName(7, id, ID{1}) + ".state":   {},
 	} {

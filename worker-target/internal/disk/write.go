@@ -18,6 +18,7 @@ import (
 type Draft struct {
 	Space  string
 	Tokens []int32
+	Number uint64 // of the tokens in their isolation, services/prefixhash
 	Layout engine.SnapshotLayout
 	Rows   *Rows // nil = none
 	// Read fills data with bytes of the snapshot and returns their CRC-32C, as engine.ReadSnapshot does.
@@ -192,7 +193,9 @@ func (w *writing) run() error {
 
 // made is the node of the files that are written.
 func (w *writing) made() *node {
-	return &node{id: w.state.ID, parent: w.kv.Parent, length: len(w.draft.Tokens), kv: uint64(w.kvBytes)}
+	return &node{
+		id: w.state.ID, parent: w.kv.Parent, length: len(w.draft.Tokens), kv: uint64(w.kvBytes), number: w.draft.Number,
+	}
 }
 
 func (w *writing) fill(c chunk, data []byte) (uint32, error) {
@@ -235,7 +238,8 @@ func (s *Store) end(w *writing, err error) {
 			parent.children++
 		}
 	}
-	n.state = uint64(w.stateBytes)
+	n.state, n.number = uint64(w.stateBytes), w.draft.Number
+	s.version++
 	n.made = time.Now()
 	n.used = n.made
 	s.lengths[n.length]++

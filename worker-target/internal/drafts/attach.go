@@ -165,8 +165,8 @@ func (m *Manager) adopt(ctx context.Context, e Engine, client tandemv1.DraftServ
 			return rpcerr.ModelMismatch.With("the draft %.12s is attached with another block, layers or projection",
 				d.DraftDigest)
 		}
-		return rpcerr.ModelMismatch.With("another draft model is attached (%.12s), this one is %.12s",
-			current.draftDigest, d.DraftDigest)
+		return otherInUse{rpcerr.ModelMismatch.With("another draft model is attached (%.12s), this one is %.12s",
+			current.draftDigest, d.DraftDigest)}
 	}
 	path, err := "", errors.New("the draft reports no fused features")
 	if d.FusedWidth > 0 {

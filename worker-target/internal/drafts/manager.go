@@ -173,6 +173,25 @@ func (m *Manager) Refused() int {
 	return m.refused
 }
 
+// Refusal is a draft that cannot be used because it does not match.
+type Refusal struct{ Address, Reason string }
+
+// RefusedNow lists the drafts that cannot be used at present, by address.
+func (m *Manager) RefusedNow() []Refusal {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var list []Refusal
+	for _, address := range m.addressesLocked() {
+		p := m.peers[address]
+		p.mu.Lock()
+		if p.refusal != "" {
+			list = append(list, Refusal{Address: address, Reason: p.refusal})
+		}
+		p.mu.Unlock()
+	}
+	return list
+}
+
 // Capture returns what the engine captures now, nil before the first draft is attached.
 func (m *Manager) Capture() *Capture {
 	m.mu.Lock()

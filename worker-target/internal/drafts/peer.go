@@ -18,8 +18,12 @@ import (
 const (
 	// attachTimeout bounds one attempt without the transfer of tables.
 	attachTimeout = 10 * time.Second
-	// refusedWait is how long a draft that does not match is left alone; only its restart with another model helps.
-	refusedWait = 5 * time.Second
+	// A draft that does not match is left alone for firstRefused, then for twice as long each time, up to mostRefused:
+	// only its restart with another model helps, which ends the pause.
+	firstRefused = 10 * time.Second
+	mostRefused  = 5 * time.Minute
+	// inUseWait is the pause where the draft matches, but another model is in use: that ends without a sign.
+	inUseWait = 5 * time.Second
 	// avoidFor is how long a draft that just failed a stream is the last choice.
 	avoidFor = time.Second
 )
@@ -46,6 +50,8 @@ type peer struct {
 	client tandemv1.DraftServiceClient
 	info   draftInfo
 	ready  bool
+	// refusal is why the draft cannot be used, empty when it can or when that is not known.
+	refusal string
 }
 
 func newPeer(m *Manager, address string) *peer {
@@ -122,16 +128,16 @@ func (p *peer) run(ctx context.Context) {
 	defer conn.Close()
 	defer p.setReady(false)
 	client := tandemv1.NewDraftServiceClient(conn)
-	wait, told := minBackoff, ""
+	wait, refused, told := minBackoff, firstRefused, ""
 	for ctx.Err() == nil {
 		info, err := p.manager.attach(ctx, client, log)
 		if err == nil {
 			p.mu.Lock()
-			p.client, p.info = client, info
+			p.client, p.info, p.refusal = client, info, ""
 			p.mu.Unlock()
 			p.setReady(true)
 			log.Info("draft attached", zap.String(telemetry.KeyModel, info.digest))
-			wait, told = minBackoff, ""
+			wait, refused, told = minBackoff, firstRefused, ""
 			p.watch(ctx, conn)
 			p.setReady(false)
 			continue
@@ -139,11 +145,9 @@ func (p *peer) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		pause := wait
-		wait = min(2*wait, maxBackoff)
 		refusal := rpcerr.Code(err) == codes.FailedPrecondition
-		if refusal {
-			pause = refusedWait
+		if p.setRefusal(refusal, err); !refusal {
+			refused = firstRefused // it may be another one when it is back
 		}
 		if text := err.Error(); text != told { // the same reason is told once
 			told = text
@@ -156,7 +160,34 @@ func (p *peer) run(ctx context.Context) {
 				log.Warn("draft not attached, will try again", zap.NamedError(telemetry.KeyErr, err))
 			}
 		}
-		p.sleep(ctx, pause)
+		switch {
+		case errors.As(err, new(otherInUse)):
+			p.sleep(ctx, nil, inUseWait)
+		case refusal:
+			if p.sleep(ctx, conn, refused) {
+				refused = firstRefused
+			} else {
+				refused = min(2*refused, mostRefused)
+			}
+		default:
+			p.sleep(ctx, nil, wait)
+			wait = min(2*wait, maxBackoff)
+		}
+	}
+}
+
+// otherInUse is a refusal of a draft because another model is attached and in use.
+type otherInUse struct{ error }
+
+// Unwrap gives the status that the error stands for.
+func (e otherInUse) Unwrap() error { return e.error }
+
+// setRefusal notes why the draft cannot be used.
+func (p *peer) setRefusal(refused bool, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.refusal = ""; refused {
+		p.refusal = err.Error()
 	}
 }
 
@@ -182,13 +213,31 @@ func (p *peer) watch(ctx context.Context, conn *grpc.ClientConn) {
 	<-lost
 }
 
-func (p *peer) sleep(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
+// sleep waits for d. It returns true at once when the connection, if one is given, is lost or the draft is to be
+// verified again.
+func (p *peer) sleep(ctx context.Context, conn *grpc.ClientConn, d time.Duration) bool {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	if conn == nil {
+		<-ctx.Done()
+		return false
+	}
+	changed := make(chan struct{})
+	go func() {
+		defer close(changed)
+		if s := conn.GetState(); s == connectivity.Ready {
+			conn.WaitForStateChange(ctx, s)
+		} // else it was lost already
+	}()
 	select {
-	case <-t.C:
+	case <-p.kick:
+	case <-changed:
 	case <-ctx.Done():
 	}
+	again := ctx.Err() == nil
+	cancel()
+	<-changed
+	return again
 }
 
 var errNotReady = errors.New("the draft's engine is not open yet")

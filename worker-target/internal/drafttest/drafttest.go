@@ -41,11 +41,11 @@ type Draft struct {
 	Digest string
 	Fuse   []byte
 
+	mu       sync.Mutex
 	engine   engine.Draft
 	listener *bufconn.Listener
 	server   *grpc.Server
-
-	mu       sync.Mutex
+	asked    int // calls of GetDraft
 	faults   Faults
 	rng      *rand.Rand
 	tables   string
@@ -61,6 +61,24 @@ type Draft struct {
 
 // New starts a draft with the engine's options; it ends with the test.
 func New(t testing.TB, o enginefake.Options, maxContext int) *Draft {
+	d := &Draft{Digest: "draft-1", Fuse: []byte("fc and norm"), rng: rand.New(rand.NewPCG(11, 13))}
+	d.open(t, o, maxContext)
+	t.Cleanup(func() {
+		d.close(t)
+		if d.negative > 0 {
+			t.Errorf("%d messages had a negative number of feature rows or a negative position", d.negative)
+		}
+	})
+	return d
+}
+
+// Restart ends the draft and starts it again, with another model.
+func (d *Draft) Restart(t testing.TB, o enginefake.Options) {
+	d.close(t)
+	d.open(t, o, 0)
+}
+
+func (d *Draft) open(t testing.TB, o enginefake.Options, maxContext int) {
 	engine, err := enginefake.New(o).OpenDraft(context.Background(), engine.OpenOptions{
 		ModelPath: "draft", TablesPath: "tables", MaxSequences: 64, MaxContext: maxContext,
 		KVTypeK: engine.KVDefault, KVTypeV: engine.KVDefault,
@@ -68,33 +86,42 @@ func New(t testing.TB, o enginefake.Options, maxContext int) *Draft {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &Draft{
-		Digest: "draft-1", Fuse: []byte("fc and norm"), engine: engine,
-		listener: bufconn.Listen(1 << 20), rng: rand.New(rand.NewPCG(11, 13)),
-	}
+	listener := bufconn.Listen(1 << 20)
 	// Stop waits for handlers, which free their sequences.
-	d.server = grpc.NewServer(append(append(tensorwire.ServerOptions(), grpc.WaitForHandlers(true)),
+	server := grpc.NewServer(append(append(tensorwire.ServerOptions(), grpc.WaitForHandlers(true)),
 		rpcerr.ServerOptions(nil)...)...)
-	tandemv1.RegisterDraftServiceServer(d.server, d)
-	go d.server.Serve(d.listener)
-	t.Cleanup(func() {
-		d.server.Stop()
-		if d.negative > 0 {
-			t.Errorf("%d messages had a negative number of feature rows or a negative position", d.negative)
-		}
-		d.listener.Close()
-		if seqs, _ := engine.(*enginefake.Draft).Leaks(); len(seqs) > 0 {
-			t.Errorf("draft sequences not freed: %v", seqs)
-		}
-		engine.Close()
-	})
-	return d
+	tandemv1.RegisterDraftServiceServer(server, d)
+	go server.Serve(listener)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.engine, d.listener, d.server = engine, listener, server
+}
+
+func (d *Draft) close(t testing.TB) {
+	d.server.Stop()
+	d.listener.Close()
+	if seqs, _ := d.engine.(*enginefake.Draft).Leaks(); len(seqs) > 0 {
+		t.Errorf("draft sequences not freed: %v", seqs)
+	}
+	d.engine.Close()
+}
+
+// Asked is how often the draft was asked what it is.
+func (d *Draft) Asked() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.asked
 }
 
 // Dial connects to the draft, whatever the address.
 func (d *Draft) Dial(string) (*grpc.ClientConn, error) {
 	options := append(tensorwire.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return d.listener.DialContext(ctx) }))
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			d.mu.Lock()
+			listener := d.listener
+			d.mu.Unlock()
+			return listener.DialContext(ctx)
+		}))
 	return grpc.NewClient("passthrough:///draft", append(options, rpcerr.DialOptions()...)...)
 }
 
@@ -140,7 +167,10 @@ func (d *Draft) GetDraft(_ context.Context, m *tandemv1.GetDraftRequest) (*tande
 	if err := d.isDown(); err != nil {
 		return nil, err
 	}
+	d.mu.Lock()
+	d.asked++
 	info := d.engine.Info()
+	d.mu.Unlock()
 	if int(m.TargetVocab) != info.Vocab {
 		return nil, rpcerr.ModelMismatch.With("vocabulary %d", m.TargetVocab)
 	}

@@ -39,6 +39,8 @@ type Request struct {
 	Off   bool    // neither look up nor save
 	// SaveOnly is for requests that need the results of every row of the prompt.
 	SaveOnly bool
+	// Peer is another worker that may hold a longer state of the prompt, nil = nobody is known.
+	Peer prefix.Peer
 	// Ahead is when the prompt was left to be read ahead, the zero time for a request.
 	Ahead time.Time
 }
@@ -63,6 +65,8 @@ const (
 // Cache is what is used of the prefix cache; *prefix.Cache implements it.
 type Cache interface {
 	Find(ctx context.Context, space string, tokens []int32, fits func(length int) bool) *prefix.Entry
+	Fetch(ctx context.Context, best *prefix.Entry, space string, tokens []int32, fits func(length int) bool,
+		p prefix.Peer) *prefix.Entry
 	Restore(ctx context.Context, e *prefix.Entry, s engine.Sequence) error
 	Save(space string, tokens []int32, s engine.Sequence, f prefix.Features) (e *prefix.Entry, made bool)
 	Drop(e *prefix.Entry)
@@ -158,7 +162,11 @@ func (r *Reuse) Restore(ctx context.Context, s engine.Sequence) (int, error) {
 	if !r.On() || r.req.SaveOnly {
 		return 0, nil
 	}
-	e := r.cache.Find(ctx, r.req.Space, r.prompt[:len(r.prompt)-1], r.fits)
+	tokens := r.prompt[:len(r.prompt)-1]
+	e := r.cache.Find(ctx, r.req.Space, tokens, r.fits)
+	if r.req.Peer != nil {
+		e = r.cache.Fetch(ctx, e, r.req.Space, tokens, r.fits, r.req.Peer)
+	}
 	if e == nil {
 		return 0, nil
 	}
@@ -210,7 +218,7 @@ func (r *Reuse) Paused(d time.Duration) { r.mark = r.mark.Add(d) }
 // Rows returns the features that came with the restored state of so many positions, nil unless they are what is
 // captured.
 func (r *Reuse) Rows(capture *drafts.Capture, length int) *prefix.Rows {
-	if r.rows == nil || r.rows.Kind != capture.Key() || r.restored != length {
+	if r.rows == nil || r.rows.Kind != capture.Key() || r.rows.Width != capture.Width || r.restored != length {
 		return nil
 	}
 	return r.rows
