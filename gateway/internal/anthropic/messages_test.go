@@ -51,7 +51,7 @@ func TestMessagesStreamEqualsWhole(t *testing.T) {
 			tools + `,"thinking":{"type":"enabled","budget_tokens":2048}`,
 			`thinking "hm", text "Look: ", tool_use weather map[days:3], tool_use weather map[city:Bern]; tool_use <nil>`},
 		{"call cut off", "<tool_call>\n<function=weather>\n<parameter=city>\nBern and so on and on and on",
-			tools + `,"max_tokens":18`, ""},
+			tools + `,"max_tokens":18`, "tool_use weather map[city:Bern and so on and on]; max_tokens <nil>"},
 	} {
 		for _, step := range []int{1, 3, 64} {
 			t.Run(fmt.Sprintf("%s, steps of %d", tt.name, step), func(t *testing.T) {

@@ -92,12 +92,9 @@ func (o *output) append(kind, delta, field string, text []byte) {
 	o.delta(delta, field, text)
 }
 
-// end completes the output: an answer is never without a block. A call that the end cut off is closed, as clients need
-// it, but it is not part of the answer.
+// end completes the output: an answer is never without a block. A call that the end cut off is part of it, as far as it
+// came.
 func (o *output) end() {
-	if o.open != nil && o.open.call != nil {
-		o.close()
-	}
 	o.finish()
 	if len(o.blocks) == 0 {
 		o.begin(blockText, nil)
@@ -156,9 +153,22 @@ func (o *output) finish() {
 	case blockText:
 		o.blocks = append(o.blocks, textBlock{b.kind, string(b.text)})
 	default:
-		o.blocks = append(o.blocks, toolBlock{b.kind, b.call.ID, b.call.Name, b.text})
+		o.blocks = append(o.blocks, toolBlock{b.kind, b.call.ID, b.call.Name, inputOf(b.text)})
 	}
 	o.close()
+}
+
+// inputOf is the object of a call's arguments. Those of a call that was cut off are completed, as clients do with the
+// parts that streams send.
+func inputOf(args []byte) json.RawMessage {
+	if json.Valid(args) {
+		return args
+	}
+	whole, ok := toolcall.CompleteObject(string(args))
+	if !ok { // nothing of them has come
+		return json.RawMessage("{}")
+	}
+	return json.RawMessage(whole)
 }
 
 func (o *output) close() {

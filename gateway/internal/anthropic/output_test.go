@@ -80,9 +80,11 @@ func TestBlocks(t *testing.T) {
 		"call": {whole, generate.Choice{Finish: generate.FinishToolCalls},
 			`[{"type":"text","text":"half"},{"type":"tool_use","id":"toolu_1","name":"f","input":{"a":1}}] tool_use`},
 		"cut call": {start, generate.Choice{Finish: generate.FinishLength},
-			`[{"type":"text","text":"half"}] max_tokens`},
+			`[{"type":"text","text":"half"},{"type":"tool_use","id":"toolu_1","name":"f","input":{"a":null}}] max_tokens`},
 		"only a cut call": {start[1:], generate.Choice{Finish: generate.FinishLength},
-			`[{"type":"text","text":""}] max_tokens`},
+			`[{"type":"tool_use","id":"toolu_1","name":"f","input":{"a":null}}] max_tokens`},
+		"call cut before its arguments": {start[1:2], generate.Choice{Finish: generate.FinishLength},
+			`[{"type":"tool_use","id":"toolu_1","name":"f","input":{}}] max_tokens`},
 		"stop string": {start[:1], generate.Choice{Finish: generate.FinishStop, StopString: "X"},
 			`[{"type":"text","text":"half"}] stop_sequence`},
 	} {

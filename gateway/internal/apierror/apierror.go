@@ -76,6 +76,7 @@ var rows = map[string]row{
 	rpcerr.ContextLength.Reason(): {400, TypeInvalidRequest, "context_length_exceeded", "messages"},
 	rpcerr.UnknownModel.Reason():  {404, TypeInvalidRequest, "model_not_found", "model"},
 	reqerr.ReasonNotFound:         {404, TypeInvalidRequest, "not_found", ""},
+	reqerr.ReasonBodyTooLarge:     {413, TypeInvalidRequest, "payload_too_large", ""},
 	rpcerr.QueueFull.Reason():     {429, TypeRateLimit, "queue_full", ""},
 	reqerr.ReasonCancelled:        {StatusClientClosed, TypeServer, "cancelled", ""},
 	reqerr.ReasonInternal:         {500, TypeServer, "internal_error", ""},

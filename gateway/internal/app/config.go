@@ -64,7 +64,7 @@ type Config struct {
 
 	Route string `default:"prefix" enum:"prefix,load" help:"How a request finds its target worker: prefix (where the least is left to read of its prompt and to wait for, then where its session was) or load (where the smallest share of slots is busy)."`
 
-	BodyMemoryMB        int    `name:"body-memory-mb" default:"256" help:"Memory for the bodies of all requests at work, MB; a request that finds no room gets 429."`
+	BodyMemoryMB        int    `name:"body-memory-mb" default:"512" help:"Memory for the bodies of all requests at work and what is read from them, MB; a request that finds no room gets 429, one that needs more 413."`
 	ResponseStoreMB     int    `name:"response-store-mb" default:"64" help:"Memory for kept responses of the Responses API, MB; 0 keeps none."`
 	AnthropicInputTotal bool   `help:"Report the whole prompt as input_tokens of the Messages API, cached tokens included."`
 	ImagePolicy         string `default:"placeholder" enum:"reject,placeholder" help:"Images, audio and files in requests: placeholder (a short text in their place and a warning), reject."`
@@ -107,7 +107,7 @@ func Defaults() Config {
 		Host: "127.0.0.1", Port: 8000, GRPCPort: 8103, RegistryListen: "127.0.0.1:8104",
 		DegenerateWatchdog: watchdog.AfterClose, MaxN: 8, MaxQueue: 256, QueueTimeoutS: 600, NoWorkerTimeoutS: 30,
 		FailoverTimeoutS: 60, ShutdownGraceS: 30, SSEKeepaliveS: 15, StreamUsageDefault: true,
-		CORSOrigin: []string{httpapi.OriginLocal}, TraceRatio: 1, ResponseStoreMB: 64, BodyMemoryMB: 256,
+		CORSOrigin: []string{httpapi.OriginLocal}, TraceRatio: 1, ResponseStoreMB: 64, BodyMemoryMB: 512,
 		ImagePolicy: imagesReplaced, CacheIsolation: "shared", ReadAhead: "on", Route: "prefix", PrefillCompression: "off",
 		PrefillThreshold: 32000,
 		PrefillKeepRatio: 0.05, PflashTimeoutS: 60, PflashRequestOverride: true, LeaseTTLS: 6, FilePollS: 2,
@@ -121,6 +121,21 @@ func (c *Config) Validate() error {
 	bad := func(flag, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("--%s: %s", flag, fmt.Sprintf(format, args...)))
 	}
+	c.validateListeners(bad)
+	c.validateNumbers(bad)
+	c.validateChoices(bad)
+	c.validateFiles(bad)
+	if _, err := compress.ParseCurve(c.PrefillKeepCurve); err != nil {
+		bad("prefill-keep-curve", "%v", err)
+	}
+	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+	return errors.Join(errs...)
+}
+
+// report notes a problem of a flag.
+type report func(flag, format string, args ...any)
+
+func (c *Config) validateListeners(bad report) {
 	if c.Port < 0 || c.Port > 65535 {
 		bad("port", "%d is not in 0…65535", c.Port)
 	}
@@ -130,6 +145,17 @@ func (c *Config) Validate() error {
 	if _, _, err := splitListen(c.RegistryListen); err != nil {
 		bad("registry-listen", "%v", err)
 	}
+	for _, origin := range c.CORSOrigin {
+		if err := httpapi.CheckOrigin(origin); err != nil {
+			bad("cors-origin", "%v", err)
+		}
+	}
+	if (c.TLSCert == "") != (c.TLSKey == "") {
+		bad("tls-cert", "needs --tls-key and the other way round")
+	}
+}
+
+func (c *Config) validateNumbers(bad report) {
 	for flag, v := range map[string]int{"max-n": c.MaxN, "prefill-threshold": c.PrefillThreshold} {
 		if v < 1 {
 			bad(flag, "%d is below 1", v)
@@ -148,16 +174,6 @@ func (c *Config) Validate() error {
 	}
 	if c.BodyMemoryMB < maxRequestBytes>>20 {
 		bad("body-memory-mb", "%d is below %d, the size of the largest body", c.BodyMemoryMB, maxRequestBytes>>20)
-	}
-	if !slices.Contains(watchdog.Modes(), c.DegenerateWatchdog) {
-		bad("degenerate-watchdog", "%q is not always, after-close or off", c.DegenerateWatchdog)
-	}
-	if c.ModelCardDir != "" {
-		if st, err := os.Stat(c.ModelCardDir); err != nil {
-			bad("model-card-dir", "%v", err)
-		} else if !st.IsDir() {
-			bad("model-card-dir", "%s is no directory", c.ModelCardDir)
-		}
 	}
 	for flag, v := range map[string]int{"max-tokens-ceiling": c.MaxTokensCeiling, "max-queue": c.MaxQueue,
 		"prefill-min-chunks": c.PrefillMinChunks,
@@ -183,6 +199,15 @@ func (c *Config) Validate() error {
 	if !(c.PrefillKeepRatio > 0 && c.PrefillKeepRatio <= 1) {
 		bad("prefill-keep-ratio", "%g is not in (0, 1]", c.PrefillKeepRatio)
 	}
+	if !(c.TraceRatio >= 0 && c.TraceRatio <= 1) {
+		bad("trace-ratio", "%g is not in [0, 1]", c.TraceRatio)
+	}
+}
+
+func (c *Config) validateChoices(bad report) {
+	if !slices.Contains(watchdog.Modes(), c.DegenerateWatchdog) {
+		bad("degenerate-watchdog", "%q is not always, after-close or off", c.DegenerateWatchdog)
+	}
 	if !slices.Contains([]string{"off", "auto", "always"}, c.PrefillCompression) {
 		bad("prefill-compression", "%q is not off, auto or always", c.PrefillCompression)
 	}
@@ -195,13 +220,15 @@ func (c *Config) Validate() error {
 	if !slices.Contains([]string{"prefix", "load"}, c.Route) {
 		bad("route", "%q is not prefix or load", c.Route)
 	}
-	for _, origin := range c.CORSOrigin {
-		if err := httpapi.CheckOrigin(origin); err != nil {
-			bad("cors-origin", "%v", err)
+}
+
+func (c *Config) validateFiles(bad report) {
+	if c.ModelCardDir != "" {
+		if st, err := os.Stat(c.ModelCardDir); err != nil {
+			bad("model-card-dir", "%v", err)
+		} else if !st.IsDir() {
+			bad("model-card-dir", "%s is no directory", c.ModelCardDir)
 		}
-	}
-	if (c.TLSCert == "") != (c.TLSKey == "") {
-		bad("tls-cert", "needs --tls-key and the other way round")
 	}
 	for flag, path := range map[string]string{"model": c.Model, "prefill-drafter": c.PrefillDrafter,
 		"chat-template-file": c.ChatTemplateFile, "model-card": c.ModelCard,
@@ -215,14 +242,6 @@ func (c *Config) Validate() error {
 			bad(flag, "%s is a directory", path)
 		}
 	}
-	if _, err := compress.ParseCurve(c.PrefillKeepCurve); err != nil {
-		bad("prefill-keep-curve", "%v", err)
-	}
-	if !(c.TraceRatio >= 0 && c.TraceRatio <= 1) {
-		bad("trace-ratio", "%g is not in [0, 1]", c.TraceRatio)
-	}
-	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
-	return errors.Join(errs...)
 }
 
 // Check reports settings that are legal and dangerous.

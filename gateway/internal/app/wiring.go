@@ -202,28 +202,39 @@ func (a *App) wire() error {
 		ScorerReady: a.cluster.Scorers.Ready,
 	})
 	a.httpServer = a.newHTTPServer()
+	a.newRegistryServer()
+	if a.grpcLis != nil {
+		a.newGRPCServer(grpcapi.Deps{Turn: turns, Cluster: a.cluster, Targets: a.cluster.Targets, Metrics: set,
+			Keys: a.keys, Bodies: a.bodies, Logger: a.log.Named("grpc"), Draining: a.draining.Load,
+			ScorerReady: a.cluster.Scorers.Ready})
+	}
+	return nil
+}
+
+// newRegistryServer makes the server that workers join.
+func (a *App) newRegistryServer() {
 	a.registryServer = grpc.NewServer(append(a.serverOptions(), grpc.MaxRecvMsgSize(registry.MaxMessageBytes))...)
 	tandemv1.RegisterRegistryServiceServer(a.registryServer, a.registry)
 	always := health.NewServer()
 	always.SetServingStatus("", grpc_health_v1.HealthCheckResponse_SERVING)
 	grpc_health_v1.RegisterHealthServer(a.registryServer, always)
 	reflection.Register(a.registryServer)
-	if a.grpcLis != nil {
-		service := grpcapi.New(grpcapi.Config{StrictModel: cfg.StrictModel, RequestTimeout: seconds(cfg.RequestTimeoutS)},
-			grpcapi.Deps{Turn: turns, Cluster: a.cluster, Targets: a.cluster.Targets, Metrics: set, Keys: a.keys,
-				Bodies: a.bodies, Logger: a.log.Named("grpc"), Draining: a.draining.Load,
-				ScorerReady: a.cluster.Scorers.Ready})
-		opts := append(a.serverOptions(), grpc.MaxRecvMsgSize(maxRequestBytes))
-		if cfg.TLSCert != "" {
-			opts = append(opts, grpc.Creds(credentials.NewTLS(a.cert.config("h2"))))
-		}
-		a.grpcServer = grpc.NewServer(append(opts, service.Interceptors()...)...)
-		service.Register(a.grpcServer)
-		a.rpcHealth = &rpcHealth{Server: health.NewServer(), serving: a.api.Serving}
-		grpc_health_v1.RegisterHealthServer(a.grpcServer, a.rpcHealth)
-		reflection.Register(a.grpcServer)
+}
+
+// newGRPCServer makes the server of the public gRPC port.
+func (a *App) newGRPCServer(deps grpcapi.Deps) {
+	service := grpcapi.New(grpcapi.Config{
+		StrictModel: a.cfg.StrictModel, RequestTimeout: seconds(a.cfg.RequestTimeoutS),
+	}, deps)
+	opts := append(a.serverOptions(), grpc.MaxRecvMsgSize(maxRequestBytes))
+	if a.cfg.TLSCert != "" {
+		opts = append(opts, grpc.Creds(credentials.NewTLS(a.cert.config("h2"))))
 	}
-	return nil
+	a.grpcServer = grpc.NewServer(append(opts, service.Interceptors()...)...)
+	service.Register(a.grpcServer)
+	a.rpcHealth = &rpcHealth{Server: health.NewServer(), serving: a.api.Serving}
+	grpc_health_v1.RegisterHealthServer(a.grpcServer, a.rpcHealth)
+	reflection.Register(a.grpcServer)
 }
 
 // newHTTPServer serves HTTP/1.1 and HTTP/2, also without TLS.

@@ -1,5 +1,5 @@
-// Package bodybudget bounds the memory of request bodies: how many bytes of them may be at work at a time, over
-// all requests.
+// Package bodybudget bounds the memory of request bodies: what all of those at work may take together once they are
+// read, which for some is a hundred times their size.
 package bodybudget
 
 import (
@@ -11,14 +11,15 @@ import (
 )
 
 const (
-	// step is how much is reserved at once. A request's first step is free, so that small ones pass when large ones fill
-	// the budget.
-	step = 64 << 10
-	// peak of bytes at work from which memory is given back to the system when they are done.
-	peak = 32 << 20
+	// free is what each request has outside of the budget, so that small ones pass when large ones fill it.
+	free = 2 << 20
+	// step is how much is reserved at once.
+	step = 1 << 20
+	// peak of reserved memory from which it is given back to the system when its requests are done.
+	peak = 128 << 20
 )
 
-// Budget is the number of bytes that bodies may have together. A nil Budget has no bound.
+// Budget is the memory that bodies may take together, by estimate. A nil Budget has no bound.
 type Budget struct {
 	max int64
 	// free gives memory back; replaced by tests.
@@ -47,23 +48,28 @@ func (b *Budget) Used() int64 {
 // Share is what one request holds of a budget. It is for one goroutine at a time.
 type Share struct {
 	b           *Budget
+	scan        scan
 	seen, taken int64
 }
 
 // Share begins a request, which ends with Release.
 func (b *Budget) Share() *Share { return &Share{b: b} }
 
-// Add counts n bytes more of the request's body. The error is the answer to a request for which there is no room.
-func (s *Share) Add(n int) error {
+// Add counts more of the request's memory. The error is the answer to a request for which there is no room: now, or
+// ever.
+func (s *Share) Add(cost int64) error {
 	if s.b == nil {
 		return nil
 	}
-	s.seen += int64(n)
-	need := s.seen - step - s.taken
+	s.seen += cost
+	need := s.seen - free - s.taken
 	if need <= 0 {
 		return nil
 	}
-	need = (need + step - 1) / step * step
+	if s.seen-free > s.b.max {
+		return reqerr.BodyTooLarge(s.b.max)
+	}
+	need = min((need+step-1)/step*step, s.b.max-s.taken)
 	s.b.mu.Lock()
 	defer s.b.mu.Unlock()
 	if s.b.used+need > s.b.max {
@@ -91,7 +97,7 @@ func (s *Share) Release() {
 	}
 }
 
-// Reader counts what is read of a body; its errors of the budget come in the place of data.
+// Reader counts what is read of a body of JSON; its errors of the budget come in the place of data.
 func (s *Share) Reader(r io.ReadCloser) io.ReadCloser { return &reader{r, s} }
 
 type reader struct {
@@ -102,7 +108,7 @@ type reader struct {
 // Read implements io.Reader.
 func (r *reader) Read(p []byte) (int, error) {
 	n, err := r.ReadCloser.Read(p)
-	if over := r.share.Add(n); over != nil {
+	if over := r.share.Add(r.share.scan.add(p[:n])); over != nil {
 		return 0, over
 	}
 	return n, err

@@ -49,7 +49,7 @@ func (in *interp) item(obj, key Value) (Value, error) {
 		return nil, x.err()
 	case *Dict:
 		if hash, err := hashKey(key); err == nil {
-			if i, ok := x.index[hash]; ok {
+			if i, ok := x.find(hash); ok {
 				return x.vals[i], nil
 			}
 		}
@@ -117,7 +117,7 @@ func (in *interp) contains(container, x Value) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		_, ok := c.index[hash]
+		_, ok := c.find(hash)
 		return ok, nil
 	case undefined:
 		return false, nil

@@ -534,40 +534,11 @@ func (in *interp) percent(s Str, v Value) (Value, error) {
 			}
 			arg, taken, pos, used = x, true, pos+end+1, len(args)
 		}
-		f := formatSpec{fill: Trusted(" "), align: '>', precision: -1}
-		zero, dot := false, false
-	flags:
-		for ; pos < len(s.s); pos++ {
-			switch s.s[pos] {
-			case '-':
-				f.align = '<'
-			case '+':
-				f.sign = '+'
-			case ' ':
-				if f.sign == 0 {
-					f.sign = ' '
-				}
-			case '0':
-				zero = true
-			case '#':
-				f.alternate = true
-			default:
-				break flags
-			}
+		f, zero, length, err := percentSpec(s.s[pos:])
+		if err != nil {
+			return nil, err
 		}
-		for ; pos < len(s.s) && (s.s[pos] >= '0' && s.s[pos] <= '9' || s.s[pos] == '.' && !dot); pos++ {
-			n := &f.width
-			if dot {
-				n = &f.precision
-			}
-			if s.s[pos] == '.' {
-				dot, f.precision = true, 0
-				continue
-			}
-			if *n = 10**n + int(s.s[pos]-'0'); *n > maxWidth {
-				return nil, fmt.Errorf("width or precision of more than %d", maxWidth)
-			}
-		}
+		pos += length
 		if pos == len(s.s) {
 			return nil, errors.New("incomplete format")
 		}
@@ -593,6 +564,43 @@ func (in *interp) percent(s Str, v Value) (Value, error) {
 		return nil, errors.New("not all arguments were converted by the format")
 	}
 	return b.str(), nil
+}
+
+// percentSpec reads flags, width and precision at the start of s, length bytes of it. zero: numbers are filled with
+// zeros.
+func percentSpec(s string) (f formatSpec, zero bool, length int, err error) {
+	f = formatSpec{fill: Trusted(" "), align: '>', precision: -1}
+	pos := 0
+flags:
+	for ; pos < len(s); pos++ {
+		switch s[pos] {
+		case '-':
+			f.align = '<'
+		case '+':
+			f.sign = '+'
+		case ' ':
+			if f.sign == 0 {
+				f.sign = ' '
+			}
+		case '0':
+			zero = true
+		case '#':
+			f.alternate = true
+		default:
+			break flags
+		}
+	}
+	n := &f.width
+	for ; pos < len(s) && (s[pos] >= '0' && s[pos] <= '9' || s[pos] == '.' && f.precision < 0); pos++ {
+		if s[pos] == '.' {
+			n, f.precision = &f.precision, 0
+			continue
+		}
+		if *n = 10**n + int(s[pos]-'0'); *n > maxWidth {
+			return f, zero, pos, fmt.Errorf("width or precision of more than %d", maxWidth)
+		}
+	}
+	return f, zero, pos, nil
 }
 
 func (in *interp) percentValue(v Value, kind byte, f formatSpec, zero bool) (Str, error) {

@@ -581,7 +581,7 @@ func dictMethod(d *Dict, name string) *function {
 			if err != nil {
 				return nil, err
 			}
-			if i, ok := d.index[hash]; ok {
+			if i, ok := d.find(hash); ok {
 				return d.vals[i], nil
 			}
 			if !given(p[1]) {

@@ -3,6 +3,7 @@ package chattemplate
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"math/big"
 	"slices"
@@ -39,13 +40,37 @@ func (l *List) At(i int) Value { return l.items[i] }
 
 // Dict is a dictionary that keeps the order of insertion. It cannot be changed by templates.
 type Dict struct {
-	keys  []Value
-	vals  []Value
+	keys []Value
+	vals []Value
+	// index finds the keys by hash; nil for few keys. Requests may have a million small dictionaries, and a map takes more
+	// than all else in one.
 	index map[any]int
 }
 
+// fewKeys are found without an index.
+const fewKeys = 8
+
 // NewDict makes an empty dictionary.
-func NewDict() *Dict { return &Dict{index: map[any]int{}} }
+func NewDict() *Dict { return &Dict{} }
+
+// find returns the place of the key with that hash.
+func (d *Dict) find(hash any) (i int, ok bool) {
+	if d.index != nil {
+		i, ok = d.index[hash]
+		return i, ok
+	}
+	text, isText := hash.(string)
+	for i, k := range d.keys {
+		if s, ok := k.(Str); ok {
+			if isText && s.s == text {
+				return i, true
+			}
+		} else if h, err := hashKey(k); err == nil && h == hash {
+			return i, true
+		}
+	}
+	return 0, false
+}
 
 // Set stores a value under a text key; an existing key keeps its place. It takes template values and plain Go values:
 // string (becomes user text), bool, integers, floats, nil, []string, []any, map-free. Any other Go type panics: that is
@@ -53,18 +78,28 @@ func NewDict() *Dict { return &Dict{index: map[any]int{}} }
 func (d *Dict) Set(key string, v any) { d.put(Text(key), key, convert(v)) }
 
 func (d *Dict) put(key Value, hash any, v Value) {
-	if i, ok := d.index[hash]; ok {
+	if i, ok := d.find(hash); ok {
 		d.vals[i] = v
 		return
 	}
-	d.index[hash] = len(d.keys)
+	if d.index != nil {
+		d.index[hash] = len(d.keys)
+	}
 	d.keys = append(d.keys, key)
 	d.vals = append(d.vals, v)
+	if d.index == nil && len(d.keys) > fewKeys {
+		d.index = make(map[any]int, 2*len(d.keys))
+		for i, k := range d.keys {
+			if h, err := hashKey(k); err == nil { // as that of each key that is here
+				d.index[h] = i
+			}
+		}
+	}
 }
 
 // Get finds the value of a text key.
 func (d *Dict) Get(key string) (Value, bool) {
-	i, ok := d.index[key]
+	i, ok := d.find(key)
 	if !ok {
 		return nil, false
 	}
@@ -87,11 +122,7 @@ func (d *Dict) Keys() []string {
 
 // Clone copies the dictionary, not its values.
 func (d *Dict) Clone() *Dict {
-	c := &Dict{keys: slices.Clone(d.keys), vals: slices.Clone(d.vals), index: make(map[any]int, len(d.index))}
-	for k, i := range d.index {
-		c.index[k] = i
-	}
-	return c
+	return &Dict{keys: slices.Clone(d.keys), vals: slices.Clone(d.vals), index: maps.Clone(d.index)}
 }
 
 func convert(v any) Value {
@@ -309,8 +340,12 @@ func (in *interp) equalAt(a, b Value, depth int) (bool, error) {
 		if !ok || len(x.keys) != len(y.keys) {
 			return false, nil
 		}
-		for hash, i := range x.index {
-			j, ok := y.index[hash]
+		for i, k := range x.keys {
+			hash, err := hashKey(k)
+			if err != nil {
+				return false, err
+			}
+			j, ok := y.find(hash)
 			if !ok {
 				return false, nil
 			}

@@ -31,14 +31,13 @@ func (Commands) Absent() map[string]string {
 	return map[string]string{
 		"prefix-cache-min-tokens": "this version keeps what a prompt's borders make, 64 tokens at least",
 		"pflash-adaptive":         "this version keeps what --prefill-keep-ratio and --prefill-keep-curve say",
-		"prefill-skip-park":       "this version never parks a model: the scorer needs memory of its own",
-		"lazy-draft":              "this version loads the draft at the start",
 		"fa-window":               "this version attends to the whole context",
 		"draft-swa":               "this version takes the window from the draft's file",
-		"target-layer-split":      "this version runs a target on one device",
-		"peer-access":             "this version runs a target on one device", "gpu-layers": "all layers run on --device",
-		"n-gpu-layers": "all layers run on --device", "ngl": "all layers run on --device",
-		"ctx-size": "it is called --max-ctx here", "parallel": "it is called --lanes here",
+		"peer-access":             "this version hands rows from device to device through the host",
+		"gpu-layers":              "--target-devices and --target-layer-split say which device has which layers",
+		"n-gpu-layers":            "--target-devices and --target-layer-split say which device has which layers",
+		"ngl":                     "--target-devices and --target-layer-split say which device has which layers",
+		"ctx-size":                "it is called --max-ctx here", "parallel": "it is called --lanes here",
 	}
 }
 

@@ -121,18 +121,22 @@ func (c *cluster) specs() ([]supervise.Spec, error) {
 	}
 	target := []string{"--model", models.target, "--threads", strconv.Itoa(w.Threads), "--cache-type-k", w.CacheTypeK,
 		"--cache-type-v", w.CacheTypeV}
-	target = optional(target, "--max-ctx", w.MaxCtx)
+	target = optional(target, "--max-ctx", int(w.MaxCtx))
 	target = optional(target, "--lanes", w.Lanes)
 	target = optional(target, "--kv-positions", w.KVPositions)
 	target = optional(target, "--ddtree-budget", w.DDTreeBudget)
 	target = optional(target, "--chunk", w.Chunk)
 	target = optional(target, "--max-token-gap-ms", w.MaxTokenGapMS)
 	target = append(target, "--prefix-cache-ram-mb", strconv.Itoa(w.PrefixCacheRAMMB),
-		"--prefix-cache-slots", strconv.Itoa(w.PrefixCacheSlots))
+		"--prefix-cache-slots", strconv.Itoa(w.PrefixCacheSlots), "--peer-fetch", w.PeerFetch)
 	if w.KVCacheDir != "" {
 		target = append(target, "--kv-cache-dir", w.KVCacheDir, "--kv-cache-budget", strconv.Itoa(w.KVCacheBudget),
 			"--kv-cache-interval", strconv.Itoa(w.KVCacheInterval), "--kv-cache-cold-max", strconv.Itoa(w.KVCacheColdMax),
 			"--kv-cache-min-tokens", strconv.Itoa(w.KVCacheMinTokens))
+	}
+	if len(w.TargetDevices) > 0 {
+		target = append(target, "--target-devices", strings.Join(w.TargetDevices, ","), "--target-layer-split",
+			w.TargetLayerSplit)
 	}
 	if !w.Lookup {
 		target = append(target, "--no-lookup")
@@ -145,9 +149,12 @@ func (c *cluster) specs() ([]supervise.Spec, error) {
 	if models.draft != "" {
 		args := []string{"--model", models.draft, "--tables", models.target, "--threads", strconv.Itoa(draftThreads),
 			"--cache-type-k", w.DraftCache, "--cache-type-v", w.DraftCache}
-		args = optional(args, "--max-ctx", w.MaxCtx)
+		args = optional(args, "--max-ctx", int(w.MaxCtx))
 		args = optional(args, "--lanes", w.Lanes)
 		args = optional(args, "--kv-positions", w.KVPositions)
+		if w.LazyDraft {
+			args = append(args, "--lazy-draft")
+		}
 		specs = append(specs, c.spec(programs, workerDraft, args))
 	}
 	if models.prefill != "" {
@@ -184,11 +191,13 @@ func (w *WorkerFlags) checkProgram(programs, name string) error {
 		engines = filepath.Dir(w.Engine)
 	}
 	// The cpu's library is the engine program's own business: one of the user's choice may need none.
-	if d, err := device.Parse(w.device(name)); err != nil {
-		return err
-	} else if d.Backend != "cpu" {
-		if _, err := device.FindLibrary(engines, d); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+	for _, one := range w.devices(name) {
+		if d, err := device.Parse(one); err != nil {
+			return err
+		} else if d.Backend != "cpu" {
+			if _, err := device.FindLibrary(engines, d); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
 		}
 	}
 	path := filepath.Join(programs, name)
@@ -221,6 +230,9 @@ func (c *cluster) spec(programs, name string, args []string) supervise.Spec {
 		"--gateway", registryTarget(c.gateway.RegistryAddr()), "--listen", address, "--worker-id", name,
 		"--device", c.cfg.workers.device(name), "--parent-pid", strconv.Itoa(os.Getpid()),
 		"--hang-timeout", c.cfg.workers.HangTimeout, "--log-level", c.cfg.logLevel, "--log-format", c.cfg.logFormat)
+	if w := c.cfg.workers; w.ParkAfter > 0 && !(name == workerPrefill && w.PrefillSkipPark) {
+		args = append(args, "--park-after", w.ParkAfter.String())
+	}
 	if c.cfg.workers.Engine != "" {
 		args = append(args, "--engine", c.cfg.workers.Engine)
 	}

@@ -13,15 +13,15 @@ import (
 
 // InspectCmd is tandem inspect.
 type InspectCmd struct {
-	File           string      `arg:"" type:"path" help:"GGUF file, of a sharded model the first; or folder of a safetensors draft."`
-	MaxCtx         int         `was:"context" default:"0" help:"Context length in tokens for the account of memory, 0 = the model's."`
-	Lanes          int         `was:"sequences" default:"1" help:"Requests at a time for the account of memory."`
-	KVPositions    int         `name:"kv-positions" default:"0" help:"Positions of keys and values for all requests together, 0 = --lanes times --max-ctx, as far as memory allows."`
-	Draft          string      `type:"path" placeholder:"PATH" help:"Draft to account for beside the target."`
-	PrefillDrafter string      `type:"existingfile" placeholder:"PATH" help:"Scorer to account for beside the target."`
-	DraftCacheType string      `name:"draft-cache-type" default:"f16" help:"Type of the draft's cached keys and values: ${kv_types}."`
-	Memory         config.Size `default:"0" placeholder:"SIZE" help:"Memory of the device, for example 24GiB: says what fits; the status is 1 when nothing does. Draft and scorer count, when given."`
-	CacheType      string      `was:"kv-type" default:"f16" help:"Type of cached keys and values: ${kv_types}; for plans also those that no engine caches yet, of ${kv_known}."`
+	File           string         `arg:"" type:"path" help:"GGUF file, of a sharded model the first; or folder of a safetensors draft."`
+	MaxCtx         config.Context `was:"context" default:"auto" placeholder:"TOKENS" help:"Context length in tokens for the account of memory; auto = the model's."`
+	Lanes          int            `was:"sequences" default:"1" help:"Requests at a time for the account of memory."`
+	KVPositions    int            `name:"kv-positions" default:"0" help:"Positions of keys and values for all requests together, 0 = --lanes times --max-ctx, of automatic lanes at most 4 times, as far as memory allows."`
+	Draft          string         `type:"path" placeholder:"PATH" help:"Draft to account for beside the target."`
+	PrefillDrafter string         `type:"existingfile" placeholder:"PATH" help:"Scorer to account for beside the target."`
+	DraftCacheType string         `name:"draft-cache-type" default:"f16" help:"Type of the draft's cached keys and values: ${kv_types}."`
+	Memory         config.Size    `default:"0" placeholder:"SIZE" help:"Memory of the device, for example 24GiB: says what fits; the status is 1 when nothing does. Draft and scorer count, when given."`
+	CacheType      string         `was:"kv-type" default:"f16" help:"Type of cached keys and values: ${kv_types}."`
 }
 
 // workspace estimates what activations and the draft's share need besides weights and caches. The engine plans exactly
@@ -35,10 +35,10 @@ func (c *InspectCmd) Validate() error {
 			return err
 		}
 	}
-	if c.MaxCtx < 0 || c.Lanes < 1 {
-		return fmt.Errorf("--max-ctx and --lanes: %d and %d are not sensible", c.MaxCtx, c.Lanes)
+	if c.Lanes < 1 {
+		return fmt.Errorf("--lanes: must be at least 1, got %d", c.Lanes)
 	}
-	if c.KVPositions < 0 || c.KVPositions > 0 && c.KVPositions < c.MaxCtx {
+	if c.KVPositions < 0 || c.KVPositions > 0 && c.KVPositions < int(c.MaxCtx) {
 		return fmt.Errorf("--kv-positions: must be 0 or at least --max-ctx, %d, got %d", c.MaxCtx, c.KVPositions)
 	}
 	return nil
@@ -110,7 +110,7 @@ func (c *InspectCmd) memory(w io.Writer, m *gguf.Model) error {
 	if err != nil {
 		return fmt.Errorf("--cache-type: %w", err)
 	}
-	context := c.MaxCtx
+	context := int(c.MaxCtx)
 	if context == 0 {
 		context = m.Context
 	}

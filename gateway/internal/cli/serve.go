@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-inference/tandem/services/config"
 	"github.com/tandem-inference/tandem/services/device"
 	"github.com/tandem-inference/tandem/services/procwatch"
+	"github.com/tandem-inference/tandem/services/workernode"
 )
 
 // ServeCmd is tandem serve: gateway and workers of one machine, supervised.
@@ -30,35 +31,41 @@ type ServeCmd struct {
 
 // WorkerFlags are settings of the workers that a command starts.
 type WorkerFlags struct {
-	Draft            string      `type:"path" placeholder:"PATH" help:"DFlash draft of the target, a GGUF file or a folder with config.json and model.safetensors; without it only lookup speculates."`
-	Device           string      `default:"cpu" placeholder:"NAME" help:"Device of all engines: cpu, cuda:0, hip:0."`
-	TargetDevice     string      `placeholder:"NAME" help:"Device of the target, if not --device."`
-	DraftDevice      string      `placeholder:"NAME" help:"Device of the draft, if not --device."`
-	PrefillDevice    string      `placeholder:"NAME" help:"Device of the scorer that compresses prompts, if not --device."`
-	Threads          int         `default:"0" help:"CPU threads of the target's engine, 0 = one per core."`
-	DraftThreads     int         `default:"0" help:"CPU threads of draft and scorer, 0 = as --threads: they work while the target waits."`
-	MaxCtx           int         `default:"0" help:"Longest context in tokens, 0 = the model's, as far as --memory-cap allows."`
-	Lanes            int         `default:"0" help:"Requests that the target decodes at a time, 0 = the worker's default."`
-	KVPositions      int         `name:"kv-positions" default:"0" help:"Positions of keys and values for all requests together, 0 = --lanes times --max-ctx, as far as memory allows."`
-	MemoryCap        config.Size `default:"0" placeholder:"SIZE" help:"Memory of the target's engine, for example 8GiB; 0 = no limit."`
-	CacheTypeK       string      `name:"cache-type-k" default:"f16" enum:"${kv_types}" help:"Type of the target's cached keys: ${kv_types}."`
-	CacheTypeV       string      `name:"cache-type-v" default:"f16" enum:"${kv_types}" help:"Type of the target's cached values: ${kv_types}."`
-	DraftCache       string      `name:"draft-cache-type" default:"f16" enum:"${kv_types}" help:"Type of the draft's cached keys and values: ${kv_types}."`
-	DDTreeBudget     int         `name:"ddtree-budget" default:"0" help:"Nodes of draft trees when a request does not say, 0 = the worker's default; automatic speculation finds its own."`
-	Lookup           bool        `default:"true" negatable:"" help:"Let automatic speculation propose what followed the newest tokens where they stood in prompt or answer before; it needs no draft."`
-	MaxTokenGapMS    int         `name:"max-token-gap-ms" default:"0" help:"Longest wait of a running stream between two tokens while prompts are read, in milliseconds; 0 = 4 times its own step, at least 50."`
-	Chunk            int         `default:"0" help:"Most prompt tokens that one prefill step reads, rounded down to a multiple of 64 and at least 64; 0 = as many as the engine takes. It changes no output."`
-	PrefixCacheRAMMB int         `name:"prefix-cache-ram-mb" default:"8192" help:"Memory in MB for states of prompts, so that a prompt which begins like an earlier one is not read again; 0 = none is kept."`
-	PrefixCacheSlots int         `default:"256" help:"Most states of prompts that are kept, 0 = none."`
-	KVCacheDir       string      `name:"kv-cache-dir" type:"path" placeholder:"DIR" help:"Folder that keeps states of prompts across restarts; default: they are kept in memory only."`
-	KVCacheBudget    int         `name:"kv-cache-budget" default:"4096" help:"Most that --kv-cache-dir takes for this worker, in MB."`
-	KVCacheInterval  int         `name:"kv-cache-interval" default:"10240" help:"Tokens of a long prompt between two states that are written while it is read, 0 = none."`
-	KVCacheColdMax   int         `name:"kv-cache-cold-max" default:"10240" help:"Most tokens that a state adds to what earlier requests have read, if it is to be written at once; a longer one is written when it is first used again."`
-	KVCacheMinTokens int         `name:"kv-cache-min-tokens" default:"512" help:"Tokens below which a state is not written, and which one on disk must have more than that in memory to be read."`
-	HangTimeout      string      `default:"3s" placeholder:"DURATION" help:"How long a worker or engine process may show no sign of life before it is killed and replaced; off = never."`
-	CacheDir         string      `type:"path" placeholder:"DIR" help:"Where workers keep tables and projections they received from peers, and digests of model files."`
-	Engine           string      `type:"path" placeholder:"PATH" help:"Engine program of all workers; default: tandem-engine beside the workers."`
-	Programs         string      `type:"path" placeholder:"DIR" help:"Folder of the worker programs; default: beside this program."`
+	Draft            string         `type:"path" placeholder:"PATH" help:"DFlash draft of the target, a GGUF file or a folder with config.json and model.safetensors; without it only lookup speculates."`
+	Device           string         `default:"cpu" placeholder:"NAME" help:"Device of all engines: cpu, cuda:0, hip:0."`
+	TargetDevice     string         `placeholder:"NAME" help:"Device of the target, if not --device."`
+	TargetDevices    []string       `placeholder:"NAME,…" help:"Devices that share the layers of the target, in the order of the layers, such as cuda:0,hip:0 or cpu,cpu: each has an engine of its own. Default: one device has all."`
+	TargetLayerSplit string         `default:"auto" placeholder:"N,…" help:"Layers of each of --target-devices, such as 40,24; auto = as many for each."`
+	DraftDevice      string         `placeholder:"NAME" help:"Device of the draft, if not --device."`
+	PrefillDevice    string         `placeholder:"NAME" help:"Device of the scorer that compresses prompts, if not --device."`
+	Threads          int            `default:"0" help:"CPU threads of the target's engine, 0 = one per core."`
+	DraftThreads     int            `default:"0" help:"CPU threads of draft and scorer, 0 = as --threads: they work while the target waits."`
+	MaxCtx           config.Context `default:"auto" placeholder:"TOKENS" help:"Longest context in tokens; auto = the model's, as far as memory allows."`
+	Lanes            int            `default:"0" help:"Requests that the target decodes at a time, 0 = as many as memory allows, at most 32."`
+	KVPositions      int            `name:"kv-positions" default:"0" help:"Positions of keys and values for all requests together, 0 = --lanes times --max-ctx, of automatic lanes at most 4 times, as far as memory allows."`
+	MemoryCap        config.Size    `default:"0" placeholder:"SIZE" help:"Memory of the target's engine, for example 8GiB; 0 = no limit."`
+	CacheTypeK       string         `name:"cache-type-k" default:"f16" enum:"${kv_choices}" help:"Type of the target's cached keys: ${kv_choices}; auto = the first of f16, q8_0, q5_1, q5_0, q4_1, q4_0, tq3_0 with which --max-ctx or --kv-positions fits, without these f16 or q8_0."`
+	CacheTypeV       string         `name:"cache-type-v" default:"f16" enum:"${kv_choices}" help:"Type of the target's cached values: ${kv_choices}; auto as for --cache-type-k."`
+	DraftCache       string         `name:"draft-cache-type" default:"f16" enum:"${kv_choices}" help:"Type of the draft's cached keys and values: ${kv_choices}; auto as for --cache-type-k."`
+	DDTreeBudget     int            `name:"ddtree-budget" default:"0" help:"Nodes of draft trees when a request does not say, 0 = the worker's default; automatic speculation finds its own."`
+	Lookup           bool           `default:"true" negatable:"" help:"Let automatic speculation propose what followed the newest tokens where they stood in prompt or answer before; it needs no draft."`
+	MaxTokenGapMS    int            `name:"max-token-gap-ms" default:"0" help:"Longest wait of a running stream between two tokens while prompts are read, in milliseconds; 0 = 4 times its own step, at least 50."`
+	Chunk            int            `default:"0" help:"Most prompt tokens that one prefill step reads, rounded down to a multiple of 64 and at least 64; 0 = as many as the engine takes. It changes no output."`
+	PrefixCacheRAMMB int            `name:"prefix-cache-ram-mb" default:"8192" help:"Memory in MB for states of prompts, so that a prompt which begins like an earlier one is not read again; 0 = none is kept."`
+	PrefixCacheSlots int            `default:"256" help:"Most states of prompts that are kept, 0 = none."`
+	KVCacheDir       string         `name:"kv-cache-dir" type:"path" placeholder:"DIR" help:"Folder that keeps states of prompts across restarts; default: they are kept in memory only."`
+	KVCacheBudget    int            `name:"kv-cache-budget" default:"4096" help:"Most that --kv-cache-dir takes for this worker, in MB."`
+	KVCacheInterval  int            `name:"kv-cache-interval" default:"10240" help:"Tokens of a long prompt between two states that are written while it is read, 0 = none."`
+	KVCacheColdMax   int            `name:"kv-cache-cold-max" default:"10240" help:"Most tokens that a state adds to what earlier requests have read, if it is to be written at once; a longer one is written when it is first used again."`
+	KVCacheMinTokens int            `name:"kv-cache-min-tokens" default:"512" help:"Tokens below which a state is not written, and which one on disk must have more than that in memory to be read."`
+	PeerFetch        string         `default:"on" enum:"on,off" help:"Fetch states of prompts from the worker that holds them where that is faster than reading again, and send them to others: on, off."`
+	LazyDraft        bool           `default:"false" help:"Load the draft when a request first wants one, not at the start."`
+	ParkAfter        time.Duration  `default:"0s" placeholder:"DURATION" help:"Close engines that nobody has used for so long, and give their memory back; the next request opens them again. 0 = never."`
+	PrefillSkipPark  bool           `default:"false" help:"Keep the scorer loaded whatever --park-after says."`
+	HangTimeout      string         `default:"3s" placeholder:"DURATION" help:"How long a worker or engine process may show no sign of life before it is killed and replaced; off = never."`
+	CacheDir         string         `type:"path" placeholder:"DIR" help:"Where workers keep tables and projections they received from peers, and digests of model files."`
+	Engine           string         `type:"path" placeholder:"PATH" help:"Engine program of all workers; default: tandem-engine beside the workers."`
+	Programs         string         `type:"path" placeholder:"DIR" help:"Folder of the worker programs; default: beside this program."`
 }
 
 // Validate reports settings that cannot work, before anything is started.
@@ -92,7 +99,7 @@ func (w *WorkerFlags) validate() error {
 	for _, f := range []struct {
 		flag  string
 		value int
-	}{{"threads", w.Threads}, {"draft-threads", w.DraftThreads}, {"max-ctx", w.MaxCtx}, {"lanes", w.Lanes},
+	}{{"threads", w.Threads}, {"draft-threads", w.DraftThreads}, {"lanes", w.Lanes},
 		{"kv-positions", w.KVPositions},
 		{"ddtree-budget", w.DDTreeBudget}, {"chunk", w.Chunk}, {"max-token-gap-ms", w.MaxTokenGapMS},
 		{"prefix-cache-ram-mb", w.PrefixCacheRAMMB}, {"prefix-cache-slots", w.PrefixCacheSlots},
@@ -113,6 +120,9 @@ func (w *WorkerFlags) validate() error {
 		problems = append(problems, errors.New("--kv-cache-dir: what is on disk goes through memory, "+
 			"--prefix-cache-ram-mb and --prefix-cache-slots must not be 0"))
 	}
+	if err := workernode.CheckParkAfter(w.ParkAfter); err != nil {
+		problems = append(problems, err)
+	}
 	if _, err := procwatch.ParseLimit(w.HangTimeout); err != nil {
 		problems = append(problems, fmt.Errorf("--hang-timeout: %w", err))
 	}
@@ -127,7 +137,19 @@ func (w *WorkerFlags) validate() error {
 			problems = append(problems, fmt.Errorf("--%s: %w", f.flag, err))
 		}
 	}
+	if len(w.TargetDevices) > 0 && w.TargetDevice != "" {
+		problems = append(problems, errors.New("--target-device: --target-devices says where the target runs"))
+	}
+	problems = append(problems, workernode.CheckStages(w.TargetDevices, w.TargetLayerSplit))
 	return errors.Join(problems...)
+}
+
+// devices are those that the engines of a worker program run on.
+func (w *WorkerFlags) devices(program string) []string {
+	if program == workerTarget && len(w.TargetDevices) > 0 {
+		return w.TargetDevices
+	}
+	return []string{w.device(program)}
 }
 
 // device is where the engine of a worker program runs.

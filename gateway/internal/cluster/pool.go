@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/registry"
 	"google.golang.org/grpc"
 )
@@ -68,6 +69,7 @@ type worker struct {
 	gone                   bool          // no longer in the table; conn is closed when busy reaches 0
 	pause                  time.Time     // no new slots before
 	suspect                time.Time     // failed then; a heartbeat after it clears
+	routed                 Routed        // requests that it got
 	pace                   pace
 	backlog                int // prompt tokens of running requests that are still to be read
 }
@@ -122,6 +124,8 @@ type Slot struct {
 	Contract string
 	// Conn is its connection.
 	Conn *grpc.ClientConn
+	// Peer is another worker that holds clearly more of the prompt, nil if nobody does.
+	Peer *tandemv1.PeerHint
 
 	pool   *Pool
 	w      *worker

@@ -3,6 +3,7 @@ package cluster
 import (
 	"time"
 
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/prefixhash"
 )
 
@@ -16,6 +17,9 @@ const (
 	mostSent, mostSessions = 1024, 4096
 	// Costs that differ by less do not decide: a share of the smaller one, or a time.
 	alikeShare, alikeTime = 0.05, 2 * time.Millisecond
+	// peerTokens is how many tokens more than the chosen worker another one must hold to be named to it. Fewer are read
+	// about as soon as they are asked for.
+	peerTokens = 256
 	// defaultToken and defaultRequest are the times of a prompt token and of an answer where none was measured.
 	defaultToken, defaultRequest = time.Millisecond, time.Second
 )
@@ -27,6 +31,14 @@ type Routed struct {
 	Load    uint64
 	// Expected are prompt tokens that workers were believed to hold, Hit those of them that they had.
 	Expected, Hit uint64
+	// Named are requests whose worker was told of another one that holds clearly more of the prompt.
+	Named uint64
+}
+
+// add adds a count to those of the pool and of a worker.
+func (p *Pool) add(w *worker, count func(*Routed)) {
+	count(&p.routes.stats)
+	count(&w.routed)
 }
 
 // routes is what the pool knows beside heartbeats; guarded by Pool.mu.
@@ -47,6 +59,7 @@ type sent struct {
 // known is what is known of a demand's prompt.
 type known struct {
 	held   map[string]int // tokens by worker
+	disk   map[string]int // of them those that are read from disk
 	digest uint64         // of the first tokens
 	tokens int
 }
@@ -83,7 +96,7 @@ func mean(old time.Duration, seconds float64) time.Duration {
 
 // digests are those of a demand's prompt, nil where it does not decide.
 func (p *Pool) digests(d *Demand) []uint64 {
-	if !p.cfg.ByPrefix || len(d.Prompt) == 0 || d.Takeover {
+	if len(d.Prompt) == 0 || d.Takeover {
 		return nil
 	}
 	return prefixhash.All(d.Isolation, d.Prompt)
@@ -94,7 +107,7 @@ func (p *Pool) know(d *Demand, digests []uint64, now time.Time) {
 	if digests == nil {
 		return
 	}
-	d.known.held = map[string]int{}
+	d.known.held, d.known.disk = map[string]int{}, map[string]int{}
 	note := func(worker string, tokens int, digest uint64) {
 		if tokens > d.known.held[worker] && tokens < len(d.Prompt) && digests[tokens] == digest {
 			d.known.held[worker] = tokens
@@ -102,7 +115,9 @@ func (p *Pool) know(d *Demand, digests []uint64, now time.Time) {
 	}
 	for id, w := range p.workers {
 		for _, s := range w.info.Heartbeat.GetPrefixes().GetStates() {
-			note(id, int(s.GetTokens()), s.GetDigest())
+			if !s.GetOnDisk() {
+				note(id, int(s.GetTokens()), s.GetDigest())
+			}
 		}
 	}
 	for _, s := range p.routes.sent {
@@ -110,16 +125,30 @@ func (p *Pool) know(d *Demand, digests []uint64, now time.Time) {
 			note(s.worker, s.tokens, s.digest)
 		}
 	}
+	for id, w := range p.workers {
+		inMemory := d.known.held[id]
+		for _, s := range w.info.Heartbeat.GetPrefixes().GetStates() {
+			if s.GetOnDisk() {
+				note(id, int(s.GetTokens()), s.GetDigest())
+			}
+		}
+		if n := d.known.held[id] - inMemory; n > 0 {
+			d.known.disk[id] = n
+		}
+	}
 	if n := (len(d.Prompt) - tailTokens) / pageTokens * pageTokens; n > 0 {
 		d.known.tokens, d.known.digest = n, digests[n]
 	}
 }
 
-// cost is how long it takes until a worker has read the rest of the prompt, and what its other requests add to that.
+// cost is how long it takes until a worker has read what it holds on disk and the rest of the prompt, and what its
+// other requests add to that.
 func (p *Pool) cost(d *Demand, w *worker) time.Duration {
 	token, request := p.paceOf(w)
 	unread := w.backlog + len(d.Prompt) - d.known.held[w.info.ID]
-	return time.Duration(unread)*token + request*time.Duration(w.used())/time.Duration(w.slots)
+	disk := w.info.Heartbeat.GetPrefixes().GetDiskTokenMs() * float64(d.known.disk[w.info.ID]) * float64(time.Millisecond)
+	busy := request * time.Duration(w.used()) / time.Duration(w.slots)
+	return time.Duration(unread)*token + time.Duration(disk) + busy
 }
 
 // paceOf is the time of a prompt token and of an answer of a worker; of one that was not measured, the shortest of the
@@ -151,7 +180,7 @@ func shortest(workers map[string]*worker, of func(*worker) time.Duration, byDefa
 // compare is negative when a is the better worker for d by what is left to read and to wait for, then by session; 0 =
 // the load decides. The caller holds mu.
 func (p *Pool) compare(d *Demand, a, b *worker) int {
-	if d.known.held == nil {
+	if !p.cfg.ByPrefix || d.known.held == nil {
 		return 0
 	}
 	x, y := p.cost(d, a), p.cost(d, b)
@@ -178,14 +207,18 @@ func (p *Pool) routed(l *Slot, d *Demand, now time.Time) {
 		return
 	}
 	switch {
+	case !p.cfg.ByPrefix:
 	case k.held[l.Worker] > 0:
-		r.stats.Prefix++
+		p.add(l.w, func(n *Routed) { n.Prefix++ })
 	case d.Session != "" && r.sessions[d.Session] == l.Worker:
-		r.stats.Session++
+		p.add(l.w, func(n *Routed) { n.Session++ })
 	default:
-		r.stats.Load++
+		p.add(l.w, func(n *Routed) { n.Load++ })
 	}
 	l.hoped = k.held[l.Worker]
+	if l.Peer = p.peer(d, l.w); l.Peer != nil {
+		p.add(l.w, func(n *Routed) { n.Named++ })
+	}
 	l.unread = len(d.Prompt) - l.hoped
 	l.w.backlog += l.unread
 	if k.tokens > 0 {
@@ -196,6 +229,26 @@ func (p *Pool) routed(l *Slot, d *Demand, now time.Time) {
 	}
 	if d.Session != "" {
 		r.remember(d.Session, l.Worker)
+	}
+}
+
+// peer is the worker that holds clearly more of the prompt than w and computes the same bits, nil if there is none. The
+// caller holds mu.
+func (p *Pool) peer(d *Demand, w *worker) *tandemv1.PeerHint {
+	var best *worker
+	most := d.known.held[w.info.ID] + peerTokens - 1
+	for id, o := range p.workers {
+		n := d.known.held[id]
+		if o != w && o.ready() && n > most &&
+			o.info.Registration.GetContract() == w.info.Registration.GetContract() {
+			best, most = o, n
+		}
+	}
+	if best == nil {
+		return nil
+	}
+	return &tandemv1.PeerHint{
+		WorkerId: best.info.ID, Address: best.info.Registration.GetAddress(), Tokens: int32(most),
 	}
 }
 
@@ -223,8 +276,21 @@ func (l *Slot) Read(cached int) {
 	}
 	l.w.backlog -= l.unread
 	l.unread = 0
-	p.routes.stats.Expected += uint64(l.hoped)
-	p.routes.stats.Hit += uint64(max(0, min(cached, l.hoped)))
+	p.add(l.w, func(n *Routed) {
+		n.Expected += uint64(l.hoped)
+		n.Hit += uint64(max(0, min(cached, l.hoped)))
+	})
+}
+
+// RoutedTo returns the counters of a worker since it joined; ok is false for unknown workers.
+func (p *Pool) RoutedTo(id string) (r Routed, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	w := p.workers[id]
+	if w == nil {
+		return r, false
+	}
+	return w.routed, true
 }
 
 // Routed returns the counters.

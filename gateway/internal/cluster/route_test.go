@@ -172,3 +172,78 @@ func TestPace(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 }
+
+// TestRoutePeer: a worker that gets a request is told who holds clearly more of the prompt and computes the same bits,
+// with routing by prefix or without.
+func TestRoutePeer(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
+		prompt := text(1, 5000)
+		other := holding("d", "key", prompt, 4992)
+		other.Registration.Contract = "other"
+		draining := holding("e", "key", prompt, 4992)
+		draining.State = registry.StateDraining
+		workers := []registry.Worker{info("a", 4, 100_000, registry.StateReady), holding("b", "key", prompt, 2048),
+			holding("c", "key", prompt, 512, 4608), other, draining}
+		for i := range workers {
+			workers[i].Registration.Address = workers[i].ID + ":1"
+		}
+		for _, by := range []bool{true, false} {
+			p := pool(t, PoolConfig{MaxQueue: 9, ByPrefix: by}, workers...)
+			for _, v := range []struct {
+				what   string
+				avoid  []string
+				d      Demand
+				peer   string
+				tokens int32
+			}{
+				{"nothing", []string{"b", "c", "d"}, Demand{Prompt: prompt, Isolation: "key"}, "c", 4608},
+				{"less", []string{"a", "c", "d"}, Demand{Prompt: prompt, Isolation: "key"}, "c", 4608},
+				{"the most of its bits", []string{"a", "b", "d"}, Demand{Prompt: prompt, Isolation: "key"}, "", 0},
+				{"other bits", []string{"a", "b", "c"}, Demand{Prompt: prompt, Isolation: "key"}, "", 0},
+				{"little less", []string{"a", "c", "d"}, Demand{Prompt: prompt[:2048+peerTokens], Isolation: "key"}, "", 0},
+				{"of another isolation", []string{"b", "c", "d"}, Demand{Prompt: prompt}, "", 0},
+				{"of another prompt", []string{"b", "c", "d"}, Demand{Prompt: text(2, 5000), Isolation: "key"}, "", 0},
+			} {
+				v.d.Avoid = map[string]bool{}
+				for _, id := range v.avoid {
+					v.d.Avoid[id] = true
+				}
+				l := went(t, p, v.d)
+				if l.Peer.GetWorkerId() != v.peer || l.Peer.GetTokens() != v.tokens ||
+					v.peer != "" && l.Peer.GetAddress() != v.peer+":1" {
+					t.Errorf("by prefix %v, %s: %s is told of %v", by, v.what, l.Worker, l.Peer)
+				}
+				l.Release()
+				p.routes.sent = nil
+			}
+		}
+	})
+}
+
+// TestRouteToDisk: a worker that holds a begin on disk is expected to have it, at the time that reading it takes there.
+func TestRouteToDisk(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
+		prompt := text(1, 5000)
+		onDisk := func(ms float64) registry.Worker {
+			w := holding("b", "", prompt, 1024, 4608)
+			w.Heartbeat.Prefixes.States[1].OnDisk = true
+			w.Heartbeat.Prefixes.DiskTokenMs = ms
+			return w
+		}
+		for _, v := range []struct {
+			ms   float64
+			want string
+		}{
+			{0.1, "b"}, // against 1 ms for a token that is read
+			{0.9, "c"},
+		} {
+			p := pool(t, PoolConfig{MaxQueue: 9, ByPrefix: true}, info("a", 4, 100_000, registry.StateReady), onDisk(v.ms),
+				holding("c", "", prompt, 2048))
+			l := went(t, p, Demand{Prompt: prompt})
+			if l.Worker != v.want || v.want == "b" && l.hoped != 4608 {
+				t.Errorf("%v ms a token: went to %s, which is believed to hold %d", v.ms, l.Worker, l.hoped)
+			}
+			l.Release()
+		}
+	})
+}

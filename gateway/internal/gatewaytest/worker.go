@@ -65,6 +65,8 @@ type WorkerOptions struct {
 	Settings map[string]string
 	Attached []string
 	Counters map[string]float64
+	// Refused are drafts that it cannot use.
+	Refused []*tandemv1.RefusedDraft
 }
 
 // Join starts a worker on a free port and registers it at the gateway. It ends with the test.
@@ -96,7 +98,8 @@ func Join(tb testing.TB, gateway string, opt WorkerOptions) *Worker {
 			defer w.mu.Unlock()
 			counters := map[string]float64{"verify_steps": 3, "made_up": 4, "prefill_seconds": math.NaN()}
 			maps.Copy(counters, opt.Counters)
-			return &tandemv1.Heartbeat{State: w.state, LanesBusy: int32(w.running), Counters: counters, Attached: opt.Attached}
+			return &tandemv1.Heartbeat{State: w.state, LanesBusy: int32(w.running), Counters: counters, Attached: opt.Attached,
+				RefusedDrafts: opt.Refused}
 		},
 		DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())},
 	})

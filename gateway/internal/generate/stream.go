@@ -199,6 +199,7 @@ func (s *stream) attempt(ctx context.Context, slot *cluster.Slot) error {
 		func() { cancel(errLease) })
 	defer stop()
 	request := s.r.decodeRequest(s.job, s.committed)
+	request.Peer = slot.Peer
 	s.verify = newVerifier(request, s.r.req.Model.Vocab)
 	call, err := tandemv1.NewTargetServiceClient(slot.Conn).Decode(ctx, request,
 		grpc.MaxCallRecvMsgSize(s.verify.mostBytes()))

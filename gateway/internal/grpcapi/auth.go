@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
 // Interceptors attach a turn.Call to the context of every RPC: its id, arrival, and whose key it carries. Where there
@@ -94,16 +95,54 @@ func (s *Service) leave(ctx context.Context, method string, err error) {
 	})
 }
 
-// count adds a message to what its RPC holds of the budget.
+// count adds what a message takes to what its RPC holds of the budget. It has been decoded then: the size of messages
+// bounds that.
 func count(share *bodybudget.Share, msg any) error {
 	m, ok := msg.(proto.Message)
 	if !ok {
 		return nil
 	}
-	if err := share.Add(proto.Size(m)); err != nil {
+	if err := share.Add(costOf(m.ProtoReflect())); err != nil {
 		return toRPC(err)
 	}
 	return nil
+}
+
+// costOf weighs a message as its JSON would be: what is made of both is the same.
+func costOf(m protoreflect.Message) int64 {
+	cost := int64(bodybudget.PerObject)
+	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		switch {
+		case f.IsMap():
+			v.Map().Range(func(k protoreflect.MapKey, v protoreflect.Value) bool {
+				cost += bodybudget.PerValue + bodybudget.OfText(k.String()) + costOfValue(f.MapValue(), v)
+				return true
+			})
+		case f.IsList() && f.Message() == nil && f.Kind() != protoreflect.StringKind &&
+			f.Kind() != protoreflect.BytesKind:
+			cost += int64(v.List().Len()) * bodybudget.PerNumber
+		case f.IsList():
+			for i := range v.List().Len() {
+				cost += bodybudget.PerValue + costOfValue(f, v.List().Get(i))
+			}
+		default:
+			cost += bodybudget.PerValue + costOfValue(f, v)
+		}
+		return true
+	})
+	return cost
+}
+
+func costOfValue(f protoreflect.FieldDescriptor, v protoreflect.Value) int64 {
+	switch {
+	case f.Message() != nil:
+		return costOf(v.Message())
+	case f.Kind() == protoreflect.StringKind:
+		return bodybudget.OfText(v.String())
+	case f.Kind() == protoreflect.BytesKind:
+		return int64(len(v.Bytes())) * bodybudget.PerByte
+	}
+	return 0
 }
 
 // callStream is a stream whose context holds its call and whose messages are counted.

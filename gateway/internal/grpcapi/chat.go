@@ -80,7 +80,9 @@ func readTools(in *tandemv1.Chat, req *turn.Request) error {
 		path := fmt.Sprintf("chat.tools[%d]", i)
 		tool := toolcall.Tool{Name: t.GetName(), Description: t.GetDescription(), Strict: t.GetStrict(),
 			Path: path + ".parameters_json"}
-		if p := t.GetParametersJson(); p != "" {
+		if p := t.GetParametersJson(); len(p) > turn.MaxSchemaBytes {
+			return rpcerr.InvalidArgument(tool.Path, "has %d bytes, at most %d are allowed", len(p), turn.MaxSchemaBytes)
+		} else if p != "" {
 			tool.Schema = json.RawMessage(p)
 		}
 		if req.Tools == nil {

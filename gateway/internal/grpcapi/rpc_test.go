@@ -231,3 +231,37 @@ func TestRPCTools(t *testing.T) {
 		}
 	}
 }
+
+// TestRPCCutCall: the parts of a call that the token limit cuts off come as far as it came, without an end.
+func TestRPCCutCall(t *testing.T) {
+	r := rig.Start(t, nil)
+	const text = "<tool_call>\n<function=f>\n<parameter=list>\n[\"some long text that goes on"
+	r.Target(gatewaytest.WorkerOptions{Decode: gatewaytest.Script{Tokens: r.Encode(text + " and on"), Step: 3}.Run})
+	in := rig.ChatInput("x", false)
+	in.Chat.Tools = []*tandemv1.Tool{{Name: "f", ParametersJson: `{"properties":{"list":{"type":"array"}}}`}}
+	stream, err := r.RPC().Generate(t.Context(),
+		&tandemv1.GenerateRequest{Input: in, MaxTokens: int32(len(r.Encode(text)))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	args, reason := "", tandemv1.FinishReason_FINISH_REASON_UNSPECIFIED
+	for {
+		msg, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range msg.GetToolCalls() {
+			args += c.GetArguments()
+			if c.GetDone() {
+				t.Errorf("the call is done with %s", args)
+			}
+		}
+		reason = max(reason, msg.GetFinishReason())
+	}
+	if args != `{"list": ["some long text that goes on` || reason != tandemv1.FinishReason_FINISH_REASON_LENGTH {
+		t.Errorf("arguments %s, %v", args, reason)
+	}
+}

@@ -31,6 +31,10 @@ func (s *Server) state() healthBody {
 			if n := w.Heartbeat.GetOrphanedSequences(); n > 0 && w.State != registry.StateLost {
 				return healthBody{"degraded", fmt.Sprintf("worker %s has %d sequences that belong to no request", w.ID, n)}
 			}
+			if r := w.Heartbeat.GetRefusedDrafts(); len(r) > 0 && w.State == registry.StateReady {
+				return healthBody{"degraded", fmt.Sprintf("target worker %s refuses draft worker %s: %s", w.ID,
+					draftAt(workers, r[0].GetAddress()), r[0].GetReason())}
+			}
 		}
 		return healthBody{Status: "ok"}
 	}
@@ -40,6 +44,16 @@ func (s *Server) state() healthBody {
 		}
 	}
 	return healthBody{"unavailable", "no target worker is ready"}
+}
+
+// draftAt is the id of the draft worker with an address, the address when there is none.
+func draftAt(workers []registry.Worker, address string) string {
+	for _, w := range workers {
+		if w.Registration.GetRole() == tandemv1.Role_ROLE_DRAFT && w.Registration.GetAddress() == address {
+			return w.ID
+		}
+	}
+	return address
 }
 
 // Serving reports whether /health answers 200.

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/modelcard"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
@@ -66,7 +67,6 @@ func samplers() map[string]bool {
 // props serves /props. Features that are not there hold null; what is reported is what runs.
 func (s *Server) props(w http.ResponseWriter, r *http.Request) error {
 	p := s.cfg.Props
-	top := s.workers()
 	// Without a key paths are base names.
 	shown := func(path string) any {
 		switch {
@@ -90,53 +90,8 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) error {
 			card, defaults = limits.Card.Raw, limits.Card.Sampling
 		}
 	}
-	backend, targetDevice, draftDevice, draftPath, drafter := any(nil), any(nil), any(nil), any(nil), any(nil)
-	settings := map[string]string{}
-	sources := []string{}
-	var drafted, accepted float64
-	var prefixes prefixCaches
-	add := func(source string) {
-		if !slices.Contains(sources, source) {
-			sources = append(sources, source)
-		}
-	}
-	for _, wk := range s.cluster.Workers() {
-		if wk.State == registry.StateLost {
-			continue
-		}
-		switch wk.Registration.GetRole() {
-		case tandemv1.Role_ROLE_TARGET:
-			backend, targetDevice = wk.Registration.GetBackend(), wk.Registration.GetDevice()
-			settings = wk.Registration.GetSettings()
-			if len(wk.Heartbeat.GetAttached()) > 0 {
-				add("draft")
-			}
-			if settings["lookup"] == "true" {
-				add("lookup")
-			}
-			counters := finite(wk.Heartbeat.GetCounters())
-			drafted += counters["drafted_tokens"]
-			accepted += counters["accepted_tokens"]
-			prefixes.add(settings, counters)
-		case tandemv1.Role_ROLE_DRAFT:
-			draftDevice, draftPath = wk.Registration.GetDevice(), shown(wk.Registration.GetModel().GetPath())
-		case tandemv1.Role_ROLE_PREFILL:
-			drafter = shown(wk.Registration.GetModel().GetPath())
-		}
-	}
-	slices.Sort(sources)
-	speculative := len(sources) > 0
-	mode := "off"
-	switch {
-	case slices.Contains(sources, "draft"):
-		mode = "dflash"
-	case speculative:
-		mode = "lookup"
-	}
-	var acceptRate any
-	if drafted > 0 {
-		acceptRate = accepted / drafted
-	}
+	run := s.reported(shown)
+	speculative, settings := len(run.sources) > 0, run.settings
 	scorer := s.scorerReady != nil && s.scorerReady()
 	return writeJSON(w, http.StatusOK, map[string]any{
 		"api":        map[string]any{"endpoints": s.Endpoints()},
@@ -148,33 +103,102 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) error {
 		"daemon":                      map[string]any{"alive": s.targets.Ready()},
 		"default_generation_settings": generationDefaults(ctx, defaults),
 		"full_cache":                  nil,
-		"model":                       map[string]any{"arch": arch, "draft_path": draftPath, "tokenizer_id": tokID},
+		"model":                       map[string]any{"arch": arch, "draft_path": run.draftPath, "tokenizer_id": tokID},
 		"model_alias":                 name,
 		"model_card":                  card,
 		"model_path":                  path,
 		"pflash": map[string]any{"enabled": scorer && p.PflashMode != "off", "mode": p.PflashMode,
 			"threshold":  p.PflashThreshold,
-			"keep_ratio": p.PflashKeepRatio, "drafter_gguf": drafter, "skip_park": nil, "bsa_enabled": nil,
+			"keep_ratio": p.PflashKeepRatio, "drafter_gguf": run.drafter, "skip_park": run.skipPark, "bsa_enabled": nil,
 			"bsa_alpha": nil, "lm_head_fix": nil},
-		"prefix_cache": prefixes.props(),
+		"prefix_cache": run.prefixes.props(),
 		"reasoning": map[string]any{"supported": reasoning, "default": p.DefaultThinking,
 			"supported_efforts": efforts(reasoning)},
-		"runtime": map[string]any{"backend": backend, "fa_window": 0, "kv_cache_k": text(settings["cache-type-k"]),
-			"kv_cache_v": text(settings["cache-type-v"]), "lazy_draft": false,
+		"runtime": map[string]any{"backend": run.backend, "fa_window": 0, "kv_cache_k": text(settings["cache-type-k"]),
+			"kv_cache_v": text(settings["cache-type-v"]), "lazy_draft": run.lazy,
 			"target_sharding": nil, "chunk": count(settings["chunk"]),
-			"max_token_gap_ms": count(settings["max-token-gap-ms"]), "target_device": targetDevice,
-			"draft_device": draftDevice},
+			"max_token_gap_ms": count(settings["max-token-gap-ms"]), "target_device": run.targetDevice,
+			"draft_device": run.draftDevice},
 		"sampling": map[string]any{"capabilities": samplers()},
 		"server":   map[string]any{"name": "tandem", "version": p.Version, "props_schema": 2},
 		"speculative": map[string]any{"enabled": speculative, "ddtree_budget": count(settings["ddtree-budget"]),
-			"sources":        sources,
-			"drafted_tokens": drafted, "accepted_tokens": accepted, "accept_rate": acceptRate},
-		"speculative_mode": mode,
+			"sources":        run.sources,
+			"drafted_tokens": run.drafted, "accepted_tokens": run.accepted, "accept_rate": run.acceptRate()},
+		"speculative_mode": run.mode(),
 		"tool_replay":      s.toolReplay(),
-		"tandem": map[string]any{"workers": top.Workers,
+		"tandem": map[string]any{"workers": s.workers().Workers,
 			"queue":    map[string]any{"depth": s.targets.Queued(), "limit": p.MaxQueue},
 			"features": map[string]any{"pflash": scorer, "speculation": speculative}},
 	})
+}
+
+// reports is what the workers say of themselves; nil where none of the role is there. Of several workers of a role
+// the last one counts, except for sums.
+type reports struct {
+	backend, targetDevice any
+	settings              map[string]string // of the target
+	draftDevice           any
+	draftPath             any
+	lazy                  bool
+	drafter, skipPark     any // of the scorer
+	// sources of speculation, in alphabetical order: draft, lookup.
+	sources           []string
+	drafted, accepted float64
+	prefixes          prefixCaches
+}
+
+// reported collects what the workers report; shown gives the form of paths.
+func (s *Server) reported(shown func(path string) any) *reports {
+	out := &reports{settings: map[string]string{}, sources: []string{}}
+	for _, wk := range s.cluster.Workers() {
+		if wk.State == registry.StateLost {
+			continue
+		}
+		switch wk.Registration.GetRole() {
+		case tandemv1.Role_ROLE_TARGET:
+			out.backend, out.targetDevice = wk.Registration.GetBackend(), wk.Registration.GetDevice()
+			out.settings = wk.Registration.GetSettings()
+			if len(wk.Heartbeat.GetAttached()) > 0 {
+				out.sources = append(out.sources, "draft")
+			}
+			if out.settings["lookup"] == "true" {
+				out.sources = append(out.sources, "lookup")
+			}
+			counters := finite(wk.Heartbeat.GetCounters())
+			out.drafted += counters["drafted_tokens"]
+			out.accepted += counters["accepted_tokens"]
+			out.prefixes.add(out.settings, counters)
+		case tandemv1.Role_ROLE_DRAFT:
+			out.lazy = wk.Registration.GetSettings()["lazy-draft"] == "true"
+			out.draftDevice, out.draftPath = wk.Registration.GetDevice(), shown(wk.Registration.GetModel().GetPath())
+		case tandemv1.Role_ROLE_PREFILL:
+			out.drafter = shown(wk.Registration.GetModel().GetPath())
+			if after, err := time.ParseDuration(wk.Registration.GetSettings()["park-after"]); err == nil {
+				out.skipPark = after == 0
+			}
+		}
+	}
+	slices.Sort(out.sources)
+	out.sources = slices.Compact(out.sources)
+	return out
+}
+
+func (r *reports) mode() string {
+	switch {
+	case slices.Contains(r.sources, "draft"):
+		return "dflash"
+	case len(r.sources) > 0:
+		return "lookup"
+	}
+	return "off"
+}
+
+// acceptRate is nil before anything was drafted.
+func (r *reports) acceptRate() any {
+	if r.drafted == 0 {
+		return nil
+	}
+	return r.accepted / r.drafted
 }
 
 // text is a setting of a worker, nil when it does not say.

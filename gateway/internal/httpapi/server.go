@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/apikey"
 	"github.com/tandem-inference/tandem/gateway/internal/bodybudget"
+	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/modelcard"
@@ -118,6 +119,8 @@ type Targets interface {
 	MaxContext() int
 	// Busy returns the slots in use and the slots in all of a worker; ok is false for one that does not generate.
 	Busy(id string) (busy, slots int, ok bool)
+	// RoutedTo counts the requests that a worker got; ok is false for one that does not generate.
+	RoutedTo(id string) (r cluster.Routed, ok bool)
 }
 
 // Memory counts the calls that are remembered, and their bytes.

@@ -4,8 +4,10 @@ import (
 	"math"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
+	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/registry"
 )
@@ -34,11 +36,91 @@ type workerEntry struct {
 	Orphans   int32    `json:"orphaned_sequences"`
 	Drafts    []string `json:"drafts,omitempty"`
 	Attached  []string `json:"attached,omitempty"`
+	// Refused are drafts that a target cannot use.
+	Refused []refusedEntry `json:"refused_drafts,omitempty"`
 	// LoadedBytes of LoadBytes of weights, while a model is being loaded.
 	LoadedBytes uint64             `json:"loaded_bytes,omitempty"`
 	LoadBytes   uint64             `json:"load_bytes,omitempty"`
 	Counters    map[string]float64 `json:"counters,omitempty"`
 	Speculation *speculationEntry  `json:"speculation,omitempty"`
+	Routing     *routingEntry      `json:"routing,omitempty"`
+}
+
+// routingEntry is what decides which requests a target gets, and what became of it.
+type routingEntry struct {
+	States       int `json:"states"`
+	StatesOnDisk int `json:"states_on_disk"`
+	StateTokens  int `json:"state_tokens"`
+	// Requests by how they came here.
+	ByPrefix  uint64 `json:"by_prefix"`
+	BySession uint64 `json:"by_session"`
+	ByLoad    uint64 `json:"by_load"`
+	// Prompt tokens that the target was believed to hold, and those of them that it had.
+	ExpectedTokens uint64 `json:"expected_tokens"`
+	HadTokens      uint64 `json:"had_tokens"`
+	// Requests for which the target was told of another one that holds clearly more.
+	PeersNamed uint64             `json:"peers_named"`
+	Fetched    transferEntry      `json:"fetched"`
+	Served     transferEntry      `json:"served"`
+	Skipped    float64            `json:"fetches_skipped"`
+	Failed     map[string]float64 `json:"fetches_failed"` // by reason
+}
+
+// transferEntry counts states that went from one target to another.
+type transferEntry struct {
+	States float64 `json:"states"`
+	Tokens float64 `json:"tokens"`
+	Bytes  float64 `json:"bytes"`
+	MS     float64 `json:"ms,omitempty"`
+	Failed float64 `json:"failed,omitempty"`
+}
+
+// failedFetches begins the names of counters of fetches that failed, by reason.
+const failedFetches = "peer_fetches_failed_"
+
+// routingOf is the routing of a target, from its heartbeat and from what the gateway counts.
+func routingOf(hb *tandemv1.Heartbeat, r cluster.Routed) *routingEntry {
+	n := finite(hb.GetCounters())
+	e := &routingEntry{
+		ByPrefix: r.Prefix, BySession: r.Session, ByLoad: r.Load, ExpectedTokens: r.Expected, HadTokens: r.Hit,
+		PeersNamed: r.Named,
+		Fetched: transferEntry{
+			States: n["peer_fetches"], Tokens: n["peer_fetched_tokens"], Bytes: n["peer_fetched_bytes"],
+			MS: 1000 * n["peer_fetch_seconds"],
+		},
+		Served: transferEntry{
+			States: n["peer_sends"], Tokens: n["peer_sent_tokens"], Bytes: n["peer_sent_bytes"], Failed: n["peer_sends_failed"],
+		},
+		Skipped: n["peer_fetches_skipped"], Failed: map[string]float64{},
+	}
+	for name, count := range n {
+		if reason, ok := strings.CutPrefix(name, failedFetches); ok && count > 0 {
+			e.Failed[reason] = count
+			e.Fetched.Failed += count
+		}
+	}
+	for _, s := range hb.GetPrefixes().GetStates() {
+		e.States++
+		e.StateTokens += int(s.GetTokens())
+		if s.GetOnDisk() {
+			e.StatesOnDisk++
+		}
+	}
+	return e
+}
+
+type refusedEntry struct {
+	Draft  string `json:"draft"`
+	Reason string `json:"reason"`
+}
+
+// refusedOf names the drafts that a target refuses.
+func refusedOf(workers []registry.Worker, drafts []*tandemv1.RefusedDraft) []refusedEntry {
+	var list []refusedEntry
+	for _, d := range drafts {
+		list = append(list, refusedEntry{Draft: draftAt(workers, d.GetAddress()), Reason: d.GetReason()})
+	}
+	return list
 }
 
 // speculationEntry is what a target believes of speculation; see tandem.v1.AutoSpeculation.
@@ -113,7 +195,8 @@ func roleName(r tandemv1.Role) string {
 // workers lists the registry's table.
 func (s *Server) workers() topologyBody {
 	out := topologyBody{Workers: []workerEntry{}, Groups: []groupEntry{}}
-	for _, w := range s.cluster.Workers() {
+	workers := s.cluster.Workers()
+	for _, w := range workers {
 		reg, hb := w.Registration, w.Heartbeat
 		e := workerEntry{
 			ID: w.ID, Role: roleName(reg.GetRole()), Address: reg.GetAddress(), Backend: reg.GetBackend(),
@@ -122,12 +205,16 @@ func (s *Server) workers() topologyBody {
 			LastHeartbeat: time.Since(w.LastHeartbeat).Milliseconds(), RTT: hb.GetRttMs(),
 			Version: reg.GetVersion(), Contract: reg.GetContract(), Numerics: reg.GetNumerics(), Epoch: w.Epoch,
 			Restarts: hb.GetEngineRestarts(), Drafts: w.Drafts, Attached: hb.GetAttached(),
-			Sequences: hb.GetEngineSequences(), Orphans: hb.GetOrphanedSequences(), LoadedBytes: hb.GetLoadedBytes(),
+			Refused: refusedOf(workers, hb.GetRefusedDrafts()), Sequences: hb.GetEngineSequences(),
+			Orphans: hb.GetOrphanedSequences(), LoadedBytes: hb.GetLoadedBytes(),
 			LoadBytes: hb.GetLoadBytes(), Counters: finite(hb.GetCounters()), Speculation: speculationOf(hb.GetSpeculation()),
 		}
 		busy, _, served := s.targets.Busy(w.ID)
 		if served {
 			e.LanesBusy = busy
+		}
+		if routed, ok := s.targets.RoutedTo(w.ID); ok {
+			e.Routing = routingOf(hb, routed)
 		}
 		out.Workers = append(out.Workers, e)
 		if reg.GetRole() == tandemv1.Role_ROLE_TARGET {

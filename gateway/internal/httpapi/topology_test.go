@@ -7,7 +7,33 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/tandem-inference/tandem/gateway/internal/cluster"
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 )
+
+// TestRoutingOfATarget: /cluster shows what a target holds, what it got and what it fetched, failures by reason.
+func TestRoutingOfATarget(t *testing.T) {
+	got := routingOf(&tandemv1.Heartbeat{
+		Counters: map[string]float64{
+			"peer_fetches": 2, "peer_fetched_tokens": 3000, "peer_fetched_bytes": 1e6, "peer_fetch_seconds": 0.25,
+			"peer_fetches_skipped": 4, "peer_fetches_failed_slow": 1, "peer_fetches_failed_lost": 2,
+			"peer_fetches_failed_busy": 0, "peer_sends": 5, "peer_sent_tokens": 6000, "peer_sent_bytes": 2e6,
+			"peer_sends_failed": 1,
+		},
+		Prefixes: &tandemv1.Prefixes{States: []*tandemv1.PrefixState{{Tokens: 100}, {Tokens: 512, OnDisk: true}}},
+	}, cluster.Routed{Prefix: 7, Session: 1, Load: 2, Expected: 900, Hit: 800, Named: 3})
+	want := &routingEntry{
+		States: 2, StatesOnDisk: 1, StateTokens: 612, ByPrefix: 7, BySession: 1, ByLoad: 2, ExpectedTokens: 900,
+		HadTokens: 800, PeersNamed: 3, Fetched: transferEntry{States: 2, Tokens: 3000, Bytes: 1e6, MS: 250, Failed: 3},
+		Served: transferEntry{States: 5, Tokens: 6000, Bytes: 2e6, Failed: 1}, Skipped: 4,
+		Failed: map[string]float64{"slow": 1, "lost": 2},
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+}
 
 // TestSpecificationListsCluster: chapter 15.5 of the specification names the fields of /cluster, in their order.
 func TestSpecificationListsCluster(t *testing.T) {
@@ -27,7 +53,8 @@ func TestSpecificationListsCluster(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		body any
-	}{{"workers", workerEntry{}}, {"groups", groupEntry{}}, {"speculation", speculationEntry{}}} {
+	}{{"workers", workerEntry{}}, {"groups", groupEntry{}}, {"speculation", speculationEntry{}},
+		{"routing", routingEntry{}}, {"transfers", transferEntry{}}} {
 		var fields []string
 		for _, f := range reflect.VisibleFields(reflect.TypeOf(c.body)) {
 			name, omitted, _ := strings.Cut(f.Tag.Get("json"), ",")

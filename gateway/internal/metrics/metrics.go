@@ -144,6 +144,8 @@ func (b *builder) observe(src Sources) {
 	routed := b.total("tandem.routed", "Requests by how they found their target: prefix, session, load.")
 	prefixes := b.total("tandem.routed.prefix.tokens",
 		"Prompt tokens that targets were believed to hold (expected), and those of them that they had (hit).")
+	named := b.total("tandem.routed.peers",
+		"Requests whose target was told of another one that held clearly more of the prompt.")
 	gone := &dead{now: time.Now, seen: map[string]presence{}}
 	_, err := b.m.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
 		if src.QueueDepth != nil {
@@ -159,12 +161,13 @@ func (b *builder) observe(src Sources) {
 			count(routed, "by", "load", r.Load)
 			count(prefixes, "kind", "expected", r.Expected)
 			count(prefixes, "kind", "hit", r.Hit)
+			o.ObserveInt64(named, int64(r.Named))
 		}
 		if src.Workers != nil {
 			workers.observe(ctx, o, &src, gone)
 		}
 		return nil
-	}, append(workers.all(), depth, routed, prefixes)...)
+	}, append(workers.all(), depth, routed, prefixes, named)...)
 	if err != nil {
 		b.err = err
 	}

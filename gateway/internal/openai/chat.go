@@ -7,7 +7,6 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/sse"
-	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 )
 
@@ -36,7 +35,7 @@ func (s *Service) Chat(w http.ResponseWriter, r *http.Request) error {
 		env := newEnvelope(turn.ResponseID(r.Context(), "chatcmpl-"), "chat.completion.chunk", name, m.Fingerprint, opts)
 		return s.turn.Stream(w, r, p, func(out *sse.Writer) turn.Stream {
 			return &chatStream{closing: closing{env}, w: out, tok: m.Tokenizer, n: req.N, legacy: legacy,
-				custom: map[int]*toolcall.InputText{}}
+				custom: map[int]*customText{}}
 		})
 	}
 	sink := newChatWhole(m.Tokenizer, req.N, req.TopLogprobs != generate.NoLogprobs)

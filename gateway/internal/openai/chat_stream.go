@@ -22,8 +22,14 @@ type chatStream struct {
 	n   int
 	// legacy: calls are the message's function_call.
 	legacy bool
-	// custom reads the text of the call that a choice makes of a custom tool. The writer orders its use.
-	custom map[int]*toolcall.InputText
+	// custom are the calls of custom tools that choices are making. The writer orders their use.
+	custom map[int]*customText
+}
+
+// customText reads the text of a call of a custom tool.
+type customText struct {
+	toolcall.InputText
+	call *toolcall.Call
 }
 
 // Begin implements turn.Stream: the headers and the role chunk of every choice.
@@ -91,11 +97,12 @@ func (c *chatStream) event(dst []byte, index int, ev *emit.Event) []byte {
 		field = "input"
 		switch x := c.custom[index]; ev.Kind {
 		case emit.ToolStart:
-			c.custom[index] = &toolcall.InputText{}
+			c.custom[index] = &customText{call: ev.Call}
 		case emit.ToolArgs:
 			text = x.Add(nil, ev.Text)
 		case emit.ToolEnd:
 			text = x.End(nil)
+			delete(c.custom, index)
 		}
 	}
 	switch {
@@ -139,10 +146,7 @@ func (c *chatStream) event(dst []byte, index int, ev *emit.Event) []byte {
 			dst = jsontext.AppendString(dst, text)
 			dst = append(dst, '}')
 		case field == "input":
-			dst = openCall(dst, ev.Call)
-			dst = append(dst, `,"custom":{"input":`...)
-			dst = jsontext.AppendString(dst, text)
-			dst = append(dst, `}}]`...)
+			dst = customDelta(dst, ev.Call, text)
 		default:
 			dst = openCall(dst, ev.Call)
 			dst = append(dst, `,"function":{"arguments":`...)
@@ -160,9 +164,24 @@ func openCall(dst []byte, call *toolcall.Call) []byte {
 	return strconv.AppendInt(dst, int64(call.Index), 10)
 }
 
+// customDelta appends the delta of text of a custom tool's call, but for its end.
+func customDelta(dst []byte, call *toolcall.Call, text []byte) []byte {
+	dst = openCall(dst, call)
+	dst = append(dst, `,"custom":{"input":`...)
+	dst = jsontext.AppendString(dst, text)
+	return append(dst, `}}]`...)
+}
+
 // Done implements generate.Sink.
 func (c *chatStream) Done(index int, ch generate.Choice) error {
 	return c.w.Send(func(dst []byte) []byte {
+		if x := c.custom[index]; x != nil {
+			// The limit cut off the call, whose text may wait for its end.
+			if text := x.End(nil); len(text) > 0 {
+				dst = customDelta(c.open(dst, index), x.call, text)
+				dst = c.close(append(dst, '}'), nil)
+			}
+		}
 		dst = c.open(dst, index)
 		dst = append(dst, `{},"logprobs":null,"finish_reason":`...)
 		dst = jsontext.AppendString(dst, finish(&ch, c.legacy))

@@ -255,23 +255,45 @@ func TestCompletions(t *testing.T) {
 	}
 }
 
-// TestLimitInACall: a call that the token limit cuts off is not in a whole answer; a stream, which has sent its start,
-// leaves its arguments open and says length.
+// TestLimitInACall: a call that the token limit cuts off is in the answer as far as it came, streamed and whole, with
+// finish_reason length: of a function, with arguments that wait for their end, of a custom tool, of an older function.
 func TestLimitInACall(t *testing.T) {
 	r := rig.Start(t, nil)
 	w := r.Target(gatewaytest.WorkerOptions{})
-	const text = "Writing.\n<tool_call>\n<function=f>\n<parameter=a>\nsome long text that goes on"
-	n := len(r.Encode(text))
-	w.SetDecode(gatewaytest.Script{Tokens: r.Encode(text + " and on and on"), Step: 3}.Run)
-	more := fmt.Sprintf(`"tools":[{"type":"function","function":{"name":"f","parameters":{"properties":{"a":{"type":"string"}}}}}],"max_tokens":%d`, n)
-	whole := rig.WholeChat(t, r.Post("/v1/chat/completions", rig.ChatBody(more)))[0]
-	if whole.Content != "Writing.\n" || len(whole.Calls) > 0 || whole.Finish != "length" {
-		t.Errorf("whole: %+v", whole)
-	}
-	stream, _ := rig.ReadChat(t, r.Post("/v1/chat/completions", rig.ChatBody(more+`,"stream":true`)).Body, 1, true)
-	c := stream[0]
-	if c.Content != "Writing.\n" || c.Finish != "length" || len(c.Calls) != 1 ||
-		c.Calls[0].Arguments != `{"a": "some long text that goes on` {
-		t.Errorf("stream: %+v", c)
+	const function = `"name":"f","parameters":{"properties":{"a":{"type":"string"},"list":{"type":"array"}}}`
+	const functions, custom = `"tools":[{"type":"function","function":{` + function + `}}]`,
+		`"tools":[{"type":"custom","custom":{"name":"f"}}]`
+	const open = "Writing.\n<tool_call>\n<function=f>\n"
+	for _, tt := range []struct {
+		name, tools, text string
+		want              wirecheck.Call
+	}{
+		{"function", functions, open + "<parameter=a>\nsome long text that goes on",
+			wirecheck.Call{Arguments: `{"a": "some long text that goes on`}},
+		{"array", functions, open + "<parameter=list>\n[\"some long text that goes on",
+			wirecheck.Call{Arguments: `{"list": ["some long text that goes on`}},
+		{"second call", functions, rig.CallText("f", "a", "x") + "\n<tool_call>\n<function=f>\n<parameter=a>\nsome",
+			wirecheck.Call{Arguments: `{"a": "some`}},
+		{"custom", custom, open + "<parameter=input>\nsome long text that goes on",
+			wirecheck.Call{Custom: true, Arguments: "some long text that goes on"}},
+		{"custom in another form", custom, open + "<parameter=text>\nsome long text that goes on",
+			wirecheck.Call{Custom: true, Arguments: `{"text": "some long text that goes on`}},
+		{"function_call", `"functions":[{` + function + `}]`, open + "<parameter=a>\nsome long text that goes on",
+			wirecheck.Call{Legacy: true, Arguments: `{"a": "some long text that goes on`}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			n := len(r.Encode(tt.text))
+			w.SetDecode(gatewaytest.Script{Tokens: r.Encode(tt.text + " and on and on"), Step: 3}.Run)
+			more := tt.tools + fmt.Sprintf(`,"max_tokens":%d`, n)
+			whole := rig.WholeChat(t, r.Post("/v1/chat/completions", rig.ChatBody(more)))[0]
+			stream, _ := rig.ReadChat(t, r.Post("/v1/chat/completions", rig.ChatBody(more+`,"stream":true`)).Body, 1, true)
+			if d := cmp.Diff(whole, stream[0], cmpopts.IgnoreFields(wirecheck.Call{}, "ID")); d != "" {
+				t.Errorf("stream differs from whole: %s", d)
+			}
+			tt.want.Name = "f"
+			if n := len(whole.Calls); n == 0 || whole.Calls[n-1] != tt.want || whole.Finish != "length" {
+				t.Errorf("got %+v", whole)
+			}
+		})
 	}
 }

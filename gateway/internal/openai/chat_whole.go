@@ -22,7 +22,14 @@ type chatWhole struct {
 type chatChoice struct {
 	reasoning, content []byte
 	entries            []byte
+	calls              []*writtenCall
 	end                generate.Choice
+}
+
+// writtenCall is a call as far as it came: the token limit may have cut off the last one.
+type writtenCall struct {
+	*toolcall.Call
+	args []byte
 }
 
 func newChatWhole(tok *tokenizer.Tokenizer, n int, logprobs bool) *chatWhole {
@@ -44,6 +51,11 @@ func (c *chatWhole) Delta(index int, d generate.Delta) error {
 			ch.reasoning = append(ch.reasoning, ev.Text...)
 		case emit.Content:
 			ch.content = append(ch.content, ev.Text...)
+		case emit.ToolStart:
+			ch.calls = append(ch.calls, &writtenCall{Call: ev.Call})
+		case emit.ToolArgs:
+			call := ch.calls[len(ch.calls)-1]
+			call.args = append(call.args, ev.Text...)
 		}
 		if len(ev.Entries) > 0 {
 			if len(ch.entries) > 0 {
@@ -117,13 +129,17 @@ type reasoningDetail struct {
 }
 
 // newToolCall is a call in the shape of its tool's type.
-func newToolCall(call *toolcall.Call) toolCall {
-	if !isCustom(call) {
-		return toolCall{ID: call.ID, Type: "function", Function: &functionCall{Name: call.Name, Arguments: call.Arguments}}
+func newToolCall(call *writtenCall) toolCall {
+	if !isCustom(call.Call) {
+		return toolCall{ID: call.ID, Type: "function", Function: call.function()}
 	}
 	x := &toolcall.InputText{}
-	text := x.End(x.Add(nil, []byte(call.Arguments)))
+	text := x.End(x.Add(nil, call.args))
 	return toolCall{ID: call.ID, Type: "custom", Custom: &customCall{Name: call.Name, Input: string(text)}}
+}
+
+func (c *writtenCall) function() *functionCall {
+	return &functionCall{Name: c.Name, Arguments: string(c.args)}
 }
 
 func isCustom(call *toolcall.Call) bool { return call.Tool != nil && call.Tool.Kind == toolcall.Custom }
@@ -136,13 +152,13 @@ func (c *chatWhole) answer(env *envelope, u *generate.Usage) *chatCompletion {
 	for i := range c.choices {
 		ch := &c.choices[i]
 		m := chatMessage{Role: "assistant"}
-		if len(ch.content) > 0 || len(ch.end.ToolCalls) == 0 {
+		if len(ch.content) > 0 || len(ch.calls) == 0 {
 			text := string(ch.content)
 			m.Content = &text
 		}
-		for _, call := range ch.end.ToolCalls {
+		for _, call := range ch.calls {
 			if c.legacy {
-				m.FunctionCall = &functionCall{Name: call.Name, Arguments: call.Arguments}
+				m.FunctionCall = call.function()
 				break
 			}
 			m.ToolCalls = append(m.ToolCalls, newToolCall(call))

@@ -28,6 +28,7 @@ const (
 	ReasonDeadline      = "DEADLINE_EXCEEDED"
 	ReasonCancelled     = "CANCELLED"
 	ReasonInternal      = "INTERNAL_ERROR"
+	ReasonBodyTooLarge  = "BODY_TOO_LARGE"
 )
 
 // When clients may try again what failed for want of room, and for want of a worker.
@@ -115,10 +116,16 @@ func QueueFull(limit int) *rpcerr.Error {
 	return rpcerr.QueueFull.With("%d requests are waiting already, please try again", limit).WithRetryAfter(retryRoom)
 }
 
-// BodiesFull reports that the bodies of the requests at work have as many bytes as they may.
+// BodiesFull reports that the bodies of the requests at work take the memory that they may.
 func BodiesFull(limit int64) *rpcerr.Error {
 	return rpcerr.QueueFull.With("bodies of other requests fill the %d MB that are allowed for them, please try again",
 		limit>>20).WithRetryAfter(retryRoom)
+}
+
+// BodyTooLarge reports a body that takes more memory than all bodies together may.
+func BodyTooLarge(limit int64) *rpcerr.Error {
+	return invalid(ReasonBodyTooLarge, "",
+		"the body needs more than %d MB of memory to be read, which is all that --body-memory-mb allows", limit>>20)
 }
 
 // NoWorker reports that no worker can serve the request now; detail says why.

@@ -49,17 +49,18 @@ func Parse(body []byte) (Object, error) {
 	if err := checkDepth(body); err != nil {
 		return Object{}, err
 	}
-	o := Object{use: &use{}}
-	if err := json.Unmarshal(body, &o.fields); err != nil {
+	if !json.Valid(body) {
+		err := json.Unmarshal(body, &json.RawMessage{})
 		if se, ok := err.(*json.SyntaxError); ok {
 			return Object{}, reqerr.InvalidJSON("the body is not valid JSON: %v at byte %d", se, se.Offset)
 		}
+		return Object{}, reqerr.InvalidJSON("the body is not valid JSON")
+	}
+	o := Object{use: &use{}}
+	var ok bool
+	if o.fields, ok = members(body); !ok {
 		return Object{}, reqerr.InvalidJSON("the body must be a JSON object")
 	}
-	if o.fields == nil {
-		return Object{}, reqerr.InvalidJSON("the body must be a JSON object")
-	}
-	dropNulls(o.fields)
 	extra, ok, err := o.Object("extra_body")
 	if err != nil {
 		return Object{}, err
@@ -71,15 +72,76 @@ func Parse(body []byte) (Object, error) {
 	return o, nil
 }
 
-func dropNulls(m map[string]json.RawMessage) {
-	for k, v := range m {
-		if isNull(v) {
-			delete(m, k)
+// members splits an object, which is valid JSON, into its members. They share its memory: copies of a large body and of
+// each object in it would take several times what it takes. Members that are null are left out; of two with one name
+// the last counts. ok is false for other values.
+func members(text []byte) (fields map[string]json.RawMessage, ok bool) {
+	if Kind(text) != 'o' {
+		return nil, false
+	}
+	fields = map[string]json.RawMessage{}
+	depth, start, name := 0, 0, ""
+	put := func(end int) {
+		switch value := bytes.TrimSpace(text[start:end]); {
+		case len(value) == 0: // an object without members
+		case string(value) == "null":
+			delete(fields, name)
+		default:
+			fields[name] = slices.Clip(value)
 		}
 	}
+	for i := bytes.IndexByte(text, '{'); i < len(text); i++ {
+		switch c := text[i]; c {
+		case '"':
+			end := stringEnd(text, i)
+			if after := skipSpace(text, end); depth == 1 && text[after] == ':' {
+				name, start, end = unquote(text[i:end]), after+1, after+1
+			}
+			i = end - 1
+		case '{', '[':
+			if depth++; depth == 1 {
+				start = i + 1
+			}
+		case '}', ']':
+			if depth--; depth == 0 {
+				put(i)
+				return fields, true
+			}
+		case ',':
+			if depth == 1 {
+				put(i)
+				start = i + 1
+			}
+		}
+	}
+	return fields, true
 }
 
-func isNull(v json.RawMessage) bool { return string(bytes.TrimSpace(v)) == "null" }
+// stringEnd returns the offset after the string that begins at start.
+func stringEnd(text []byte, start int) int {
+	for i := start + 1; i < len(text); i++ {
+		switch text[i] {
+		case '\\':
+			i++
+		case '"':
+			return i + 1
+		}
+	}
+	return len(text)
+}
+
+func skipSpace(text []byte, i int) int {
+	for i < len(text)-1 && (text[i] == ' ' || text[i] == '\t' || text[i] == '\n' || text[i] == '\r') {
+		i++
+	}
+	return min(i, len(text)-1)
+}
+
+// unquote returns the text of a JSON string that is valid.
+func unquote(quoted []byte) (name string) {
+	_ = json.Unmarshal(quoted, &name)
+	return name
+}
 
 // checkDepth bounds nesting before anything recurses.
 func checkDepth(body []byte) error {
@@ -122,17 +184,24 @@ func marks(text []byte) iter.Seq2[int, byte] {
 
 // Wrap makes an Object of raw, which lies at path. A value that is no object is an error.
 func Wrap(raw json.RawMessage, path string) (Object, error) {
-	o := Object{path: path}
-	if err := json.Unmarshal(raw, &o.fields); err != nil || o.fields == nil {
+	if !json.Valid(raw) {
 		return Object{}, reqerr.InvalidValue(path, "must be an object")
 	}
-	dropNulls(o.fields)
-	return o, nil
+	return wrap(raw, path)
+}
+
+// wrap is Wrap for a part of JSON that was checked.
+func wrap(raw json.RawMessage, path string) (Object, error) {
+	fields, ok := members(raw)
+	if !ok {
+		return Object{}, reqerr.InvalidValue(path, "must be an object")
+	}
+	return Object{path: path, fields: fields}, nil
 }
 
 // Element opens element i of the array under name, an object. What is not read of it until Close counts as unread.
 func (o Object) Element(name string, i int, raw json.RawMessage) (Object, error) {
-	e, err := Wrap(raw, Index(o.Path(name), i))
+	e, err := wrap(raw, Index(o.Path(name), i))
 	if err == nil && o.use != nil {
 		e.shape, e.use = join(o.shape, name)+"[]", &use{up: o.use}
 	}
@@ -316,7 +385,7 @@ func (o Object) Object(names ...string) (val Object, ok bool, err error) {
 			return kid, true, nil
 		}
 	}
-	if val, err = Wrap(raw, o.Path(name)); err != nil {
+	if val, err = wrap(raw, o.Path(name)); err != nil {
 		return val, false, err
 	}
 	if o.use != nil {

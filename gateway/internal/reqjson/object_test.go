@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"runtime"
 	"slices"
 	"strings"
@@ -191,4 +192,29 @@ func TestUnreadElementsAreBounded(t *testing.T) {
 	if n := len(o.Unread()); n != maxLost {
 		t.Errorf("%d paths are kept, want %d", n, maxLost)
 	}
+}
+
+// FuzzMembers: the members of an object are those of encoding/json.
+func FuzzMembers(f *testing.F) {
+	for _, s := range []string{`{}`, ` { } `, `{"a":1,"a":null}`, `{"a":null,"a":1}`,
+		"\t{\"a\" \n:\r [1 , {\"b\":\",\"}] ,\"c\\u0064\":\"x\"}",
+		`{"":{"":{}},"b":"\\\"","c":[]}`, `{"\ud800":0,"a":"}"}`, `[{"a":1}]`, `null`, `"a"`} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if len(text) > 4096 || !json.Valid(text) {
+			return
+		}
+		var want map[string]json.RawMessage
+		isObject := json.Unmarshal(text, &want) == nil && want != nil
+		for name, value := range want {
+			if string(value) == "null" {
+				delete(want, name)
+			}
+		}
+		got, ok := members(text)
+		if ok != isObject || !maps.EqualFunc(got, want, func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }) {
+			t.Fatalf("%q: %q %v, want %q", text, got, ok, want)
+		}
+	})
 }

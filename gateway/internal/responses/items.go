@@ -1,6 +1,7 @@
 package responses
 
 import (
+	"bytes"
 	"encoding/json"
 	"net/http"
 	"slices"
@@ -28,7 +29,7 @@ func settled(raw json.RawMessage, find func(id string) (json.RawMessage, bool)) 
 	case json.Unmarshal(raw, &text) == nil:
 		item["role"], item["content"] = quoted(chat.RoleUser), raw
 	case json.Unmarshal(raw, &item) != nil:
-		return raw
+		return bytes.Clone(raw) // not the whole body
 	}
 	kind := member(item, "type")
 	if kind == "" {
@@ -43,7 +44,7 @@ func settled(raw json.RawMessage, find func(id string) (json.RawMessage, bool)) 
 		if known, ok := find(member(item, "id")); ok {
 			return known
 		}
-		return raw
+		return bytes.Clone(raw) // not the whole body
 	case itemMessage:
 		part := "input_text"
 		if member(item, "role") == chat.RoleAssistant {

@@ -148,7 +148,7 @@ func strictError(t *Tool, under string, err error) error {
 // bare is the rule of arguments with bare keys and strings between marks.
 func (g *callWriter) bare(t *Tool) (string, error) {
 	as := grammar.Spelling{Until: quoteGemma, Quote: g.c.Mark(quoteGemma)}
-	if !t.Strict || t.params.types(t.params.root, 0) != kindObject {
+	if !t.Strict || t.params.types(t.params.root(), 0) != kindObject {
 		return g.SchemaAs([]byte(`{"type":"object"}`), as)
 	}
 	rule, err := g.SchemaAs(t.Schema, as)

@@ -48,6 +48,67 @@ func TestCutsDoNotMatter(t *testing.T) {
 	})
 }
 
+// TestCutCallsKeepTheirText: a call that is cut off anywhere has its arguments as far as they came, in every format:
+// the start of a JSON object, and in it all of the text that was written, values that wait for their end included.
+func TestCutCallsKeepTheirText(t *testing.T) {
+	set := testSet(t)
+	inside := func(int) bool { return false }
+	for _, f := range formats {
+		for _, arg := range [][]string{
+			{"city", `"abcdefghijklmnop"`}, {"deep", `{"abcdefghijklmnop": ["x", 1]}`}, {"list", `["abcdefghijklmnop", 12]`},
+			{"any", `"abcdefghijklmnop"`}, {"days", "1234567890123456"}, {"other", `"abcdefghijklmnop"`},
+		} {
+			call := f.call("get_weather", append([]string{"city", `"Rome"`}, arg...)...)
+			letters := "abcdefghijklmnop"
+			if arg[0] == "days" {
+				letters = arg[1]
+			}
+			from := strings.Index(call, letters)
+			announced := strings.Index(call, "Rome")
+			for i := announced; i < len(call); i++ {
+				got, rec := parse(t, Config{Set: set, Family: f.family}, call[:i], true, inside)
+				text := rec.args.String()
+				if f.late {
+					text = strings.Join(got.Events, "") // it is no call yet
+				}
+				if rec.open != nil && text != "" {
+					if whole, ok := CompleteObject(text); !ok {
+						t.Errorf("%q: arguments %q cannot be completed, got %q", call[:i], text, whole)
+					}
+				}
+				seen := letters[:max(0, min(i-from, len(letters)))]
+				if !strings.Contains(text, seen) {
+					t.Errorf("%s: %q of %q is lost: %q", f.format, seen, call[:i], text)
+				}
+			}
+		}
+	}
+}
+
+// TestCutEnvelopes: arguments that are JSON in a string, and those that stand before the name.
+func TestCutEnvelopes(t *testing.T) {
+	for text, want := range map[string][]string{
+		`<tool_call>{"name": "write", "arguments": "{\"path\": \"a.g`:        {"start write", `args {"path": "a.g`},
+		`<tool_call>{"name": "write", "arguments": "{\"path\": 1}"`:          {"start write", `args {"path": 1}`},
+		`<tool_call>{"name": "write", "arguments": "no object`:               {"start write"},
+		`<tool_call>{"name": "write", "arguments": nul`:                      {"start write"},
+		`<tool_call>{"name": "write", "arguments": {"lines": 12`:             {"start write", `args {"lines": 12`},
+		`ok <tool_call>{"arguments": {"path": "a.g`:                          {`text ok <tool_call>{"arguments": {"path": "a.g`},
+		`ok <tool_call>{"name": "wri`:                                        {"text ok "},
+		`<tool_call>{"name": "now", "arguments": {}}</tool_call><tool_call>`: {"start now", "args {}", "end now"},
+	} {
+		cfg := Config{Set: testSet(t), Family: QwenFamily}
+		whole, _ := parse(t, cfg, text, true, func(int) bool { return false })
+		if d := cmp.Diff(want, whole.Events); d != "" {
+			t.Errorf("%s: %s", text, d)
+		}
+		bytewise, _ := parse(t, cfg, text, true, func(int) bool { return true })
+		if d := cmp.Diff(whole, bytewise); d != "" {
+			t.Errorf("%s, byte by byte: %s", text, d)
+		}
+	}
+}
+
 type fataler interface{ Fatalf(string, ...any) }
 
 // conserved checks that text and calls are parts of the input in their order, and that nothing lies between them but
@@ -103,5 +164,10 @@ func FuzzParser(f *testing.F) {
 			t.Fatalf("cut at %x:\n%s", mask, d)
 		}
 		conserved(t, text, rec, length)
+		if args := rec.args.String(); rec.open != nil && args != "" {
+			if _, ok := CompleteObject(args); !ok {
+				t.Fatalf("the arguments %q of a call that was cut off cannot be completed", args)
+			}
+		}
 	})
 }

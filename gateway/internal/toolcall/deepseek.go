@@ -151,6 +151,14 @@ func (d *deepSeek) ending() ending {
 	return endOpen
 }
 
+// cut implements machine.
+func (d *deepSeek) cut() {
+	if d.state == deepSeekArgs {
+		d.scan.cut()
+		d.hand()
+	}
+}
+
 // repair implements machine.
 func (d *deepSeek) repair() {
 	switch d.state {

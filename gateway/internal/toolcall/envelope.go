@@ -3,6 +3,7 @@ package toolcall
 import (
 	"bytes"
 	"encoding/json"
+	"strings"
 )
 
 // envelope reads F4, F5 and F6: a JSON object with name and arguments, or an array of such objects.
@@ -344,6 +345,31 @@ func (e *envelope) ending() ending {
 		return endComplete
 	}
 	return endOpen
+}
+
+// cut implements machine.
+func (e *envelope) cut() {
+	switch {
+	case e.text && e.p.fields == 0:
+		if e.state == envArgs {
+			e.scan.repair()
+			e.args = append(e.args, e.scan.take()...)
+		}
+		var s string
+		if json.Unmarshal(e.args, &s) != nil {
+			return
+		}
+		if s = strings.TrimSpace(s); s == "" {
+			return
+		}
+		if _, ok := CompleteObject(s); ok {
+			e.p.fragment = append(e.p.fragment, s...)
+		}
+	case e.state == envArgs && !e.text:
+		e.scan.cut()
+		e.args = append(e.args, e.scan.take()...)
+		e.drain()
+	}
 }
 
 // repair implements machine.

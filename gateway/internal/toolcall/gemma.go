@@ -179,6 +179,9 @@ func (g *gemma) startValue(c byte) verdict {
 	return more
 }
 
+// gemWords are the types of words, but for true and false, which have one spelling.
+const gemWords = kindInteger | kindNumber | kindNull | kindString
+
 // inWord reads a number or a word; what is neither becomes a string.
 func (g *gemma) inWord(c byte) verdict {
 	if c != ',' && c != '}' && c != ']' && c != '<' {
@@ -194,12 +197,11 @@ func (g *gemma) inWord(c byte) verdict {
 
 func (g *gemma) endWord() {
 	g.begin()
-	const words = kindInteger | kindNumber | kindNull | kindString
 	switch text := string(bytes.TrimSpace(g.value)); text {
 	case "true", "false":
 		g.write([]byte(text)...)
 	default:
-		g.write(appendValue(nil, text, words)...)
+		g.write(appendValue(nil, text, gemWords)...)
 	}
 	g.state = gemAfter
 }
@@ -308,6 +310,32 @@ func (g *gemma) ending() ending {
 		return endComplete
 	}
 	return endOpen
+}
+
+// cut implements machine.
+func (g *gemma) cut() {
+	switch text := bytes.TrimSpace(g.value); {
+	case g.state == gemString:
+		g.hand(len(g.value) - g.match)
+	case g.state == gemWord && len(text) > 0:
+		g.begin()
+		g.write(appendCut(nil, string(text), gemWords|kindBoolean)...)
+	case g.state == gemKey && len(text) > 0, g.state == gemQuoted:
+		g.value = g.value[:len(g.value)-g.match]
+		g.cutKey(g.value)
+	case (g.state == gemColon || g.state == gemValue) && !g.top().array:
+		g.cutKey(g.key)
+		g.write('"')
+	}
+}
+
+// cutKey writes a key whose value has not come, up to its closing quote.
+func (g *gemma) cutKey(key []byte) {
+	if g.top().n > 0 {
+		g.write([]byte(", ")...)
+	}
+	key = appendQuoted(nil, string(key))
+	g.write(key[:len(key)-1]...)
 }
 
 // repair implements machine.

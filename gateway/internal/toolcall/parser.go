@@ -92,6 +92,8 @@ type machine interface {
 	ending() ending
 	// repair completes the JSON of arguments that cannot be read further.
 	repair()
+	// cut hands over what of the arguments waits for more, when no more comes: the start of their JSON.
+	cut()
 }
 
 // NewParser returns a parser at the start of a text.
@@ -149,8 +151,9 @@ func (p *Parser) Decided() int {
 // Failure says why markup that looked like a call is text or a repaired call, empty when nothing of the sort happened.
 func (p *Parser) Failure() string { return p.failure }
 
-// Finish ends the text. cut says that there was no more room: a call that is not complete then has no end, and markup
-// that has not become a call yet is dropped. Otherwise what is missing is repaired.
+// Finish ends the text. cut says that there was no more room: a call that is not complete then has its arguments as far
+// as they came and no end; markup that has not become a call yet is dropped, and text if there are arguments in it.
+// Otherwise what is missing is repaired.
 func (p *Parser) Finish(cut bool, out Output) {
 	if p.finished {
 		return
@@ -183,6 +186,7 @@ func (p *Parser) finishRegion(cut bool) {
 	case p.call != nil && end == endComplete:
 		p.end()
 	case p.call != nil && cut:
+		p.machine.cut()
 		p.flush()
 		p.call = nil
 	case p.call != nil:
@@ -193,7 +197,7 @@ func (p *Parser) finishRegion(cut bool) {
 		p.end()
 	case p.between:
 		p.leftover(len(p.region))
-	case cut && !p.quiet():
+	case cut && !p.quiet() && !p.nameless():
 		p.blank = p.blank[:0]
 	default:
 		p.markupIsText(len(p.region), "a call ends in the middle")
@@ -265,6 +269,12 @@ func (p *Parser) broken() {
 func (p *Parser) quiet() bool {
 	e, ok := p.machine.(*envelope)
 	return ok && e.bare()
+}
+
+// nameless reports that the region has arguments of a call whose name has not come.
+func (p *Parser) nameless() bool {
+	e, ok := p.machine.(*envelope)
+	return ok && len(e.args) > 0
 }
 
 // markupIsText sends the first n bytes of the region, which never became a call.

@@ -213,6 +213,13 @@ func (s *scanner) repair() {
 	s.hold, s.state = s.hold[:0], scanDone
 }
 
+// cut copies what waits to be whole and is part of a value.
+func (s *scanner) cut() {
+	if s.state == scanWord {
+		s.settle(s.word...)
+	}
+}
+
 // take returns what was copied since the last call; valid until the next push.
 func (s *scanner) take() []byte {
 	b := s.out

@@ -3,23 +3,31 @@ package toolcall
 import (
 	"encoding/json"
 	"strings"
+	"sync"
 )
 
 // maxRefs bounds the chain of $ref that is followed.
 const maxRefs = 32
 
-// schema answers questions about the JSON schema of a tool's arguments. The zero schema knows nothing.
+// schema answers questions about the JSON schema of a tool's arguments. The zero schema knows nothing. It is read when
+// it is first asked: most requests call few of their tools, and read, a schema takes many times its text.
 type schema struct {
-	root any
+	text json.RawMessage
+	once sync.Once
+	tree any
 }
 
-func newSchema(raw json.RawMessage) *schema {
-	s := &schema{}
-	if raw != nil {
-		// What cannot be read has no types; the definition itself was checked before.
-		_ = json.Unmarshal(raw, &s.root)
-	}
-	return s
+func newSchema(raw json.RawMessage) *schema { return &schema{text: raw} }
+
+// root is the schema itself.
+func (s *schema) root() any {
+	s.once.Do(func() {
+		if s.text != nil {
+			// What cannot be read has no types; the definition itself was checked before.
+			_ = json.Unmarshal(s.text, &s.tree)
+		}
+	})
+	return s.tree
 }
 
 // kinds is a set of JSON types.
@@ -42,7 +50,7 @@ var kindNames = map[string]kinds{
 
 // of returns the types that parameter key may have; 0 = unknown.
 func (s *schema) of(key string) kinds {
-	obj, _ := s.resolve(s.root).(map[string]any)
+	obj, _ := s.resolve(s.root()).(map[string]any)
 	props, _ := s.resolve(obj["properties"]).(map[string]any)
 	p, ok := props[key]
 	if !ok {
@@ -121,7 +129,7 @@ func (s *schema) resolve(node any) any {
 		if !ok {
 			return nil
 		}
-		node = s.root
+		node = s.root()
 		for _, part := range strings.Split(strings.TrimPrefix(path, "/"), "/") {
 			part = strings.ReplaceAll(strings.ReplaceAll(part, "~1", "/"), "~0", "~")
 			m, ok := node.(map[string]any)

@@ -3,6 +3,7 @@ package toolcall
 import (
 	"bytes"
 	"encoding/json"
+	"strings"
 )
 
 // signature reads F3: <function=NAME(k="v", n=1)></function>, after the opening bracket.
@@ -141,13 +142,18 @@ func unquote(b []byte, q byte) string {
 func (s *signature) emit(text string) {
 	if s.p.call != nil {
 		s.p.member(s.key)
-		k := s.p.call.Tool.params.of(string(s.key))
-		if k == 0 && !s.text {
-			k = kindInteger | kindNumber | kindBoolean | kindNull | kindObject | kindArray | kindString
-		}
-		s.p.fragment = appendValue(s.p.fragment, text, k)
+		s.p.fragment = appendValue(s.p.fragment, text, s.types())
 	}
 	s.key = s.key[:0]
+}
+
+// types are those that the present value may have.
+func (s *signature) types() kinds {
+	k := s.p.call.Tool.params.of(string(s.key))
+	if k == 0 && !s.text {
+		k = kindInteger | kindNumber | kindBoolean | kindNull | kindObject | kindArray | kindString
+	}
+	return k
 }
 
 // next reads what follows a value.
@@ -205,6 +211,25 @@ func (s *signature) ending() ending {
 		return endComplete
 	}
 	return endOpen
+}
+
+// cut implements machine.
+func (s *signature) cut() {
+	text := ""
+	switch s.state {
+	case sigQuoted:
+		b := s.value
+		if s.esc { // half of an escape
+			b = b[:len(b)-1]
+		}
+		text = unquote(b, s.quote)
+	case sigBare:
+		text = string(s.value)
+	}
+	if strings.TrimSpace(text) != "" {
+		s.p.member(s.key)
+		s.p.fragment = appendCut(s.p.fragment, text, s.types())
+	}
 }
 
 // repair implements machine.

@@ -1,6 +1,9 @@
 package toolcall
 
-import "bytes"
+import (
+	"bytes"
+	"strings"
+)
 
 // maxKey bounds the name of a parameter.
 const maxKey = 1024
@@ -410,6 +413,25 @@ func (t *tagged) ending() ending {
 		}
 	}
 	return endOpen
+}
+
+// cut implements machine.
+func (t *tagged) cut() {
+	switch t.state {
+	case stateJSON:
+		t.scan.cut()
+		t.p.fragment = append(t.p.fragment, t.scan.take()...)
+	case stateValue:
+		n := len(t.value) - t.held()
+		switch text := string(t.value[:n]); {
+		case t.stream && !t.started && n > 0:
+			t.open()
+			t.hand(n)
+		case !t.stream && strings.TrimSpace(text) != "":
+			t.p.member(t.key)
+			t.p.fragment = appendCut(t.p.fragment, text, t.types)
+		}
+	}
 }
 
 // repair implements machine.

@@ -30,6 +30,39 @@ func appendValue(dst []byte, text string, k kinds) []byte {
 	return appendQuoted(dst, text)
 }
 
+// appendCut appends the start of the JSON of a parameter's text that was cut off, by the types that its schema allows:
+// as much of it as came. What has begun as none of them is a string without its end.
+func appendCut(dst []byte, text string, k kinds) []byte {
+	trimmed := strings.TrimSpace(text)
+	for kind := kindInteger; kind < kindString; kind <<= 1 {
+		if k&kind == 0 {
+			continue
+		}
+		if out, ok := appendTyped(dst, trimmed, kind); ok {
+			return out
+		}
+		if kind == kindObject && trimmed[0] == '{' || kind == kindArray && trimmed[0] == '[' {
+			if b, ok := startOfJSON(trimmed); ok {
+				return append(dst, b...)
+			}
+		}
+	}
+	dst = appendQuoted(dst, text)
+	return dst[:len(dst)-1]
+}
+
+// startOfJSON returns text as the start of a JSON value, false when it is none.
+func startOfJSON(text string) ([]byte, bool) {
+	var s scanner
+	for i := range len(text) {
+		if s.push(text[i]) != more {
+			return nil, false
+		}
+	}
+	s.cut()
+	return s.out, true
+}
+
 func appendTyped(dst []byte, text string, kind kinds) ([]byte, bool) {
 	switch kind {
 	case kindInteger:

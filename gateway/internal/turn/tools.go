@@ -4,13 +4,17 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"slices"
 	"strings"
 
-	"github.com/tandem-inference/tandem/gateway/internal/chattemplate"
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 )
+
+// MaxSchemaBytes of one tool's schema. Schemas are read as a whole, for prompts and for answers, which takes seconds
+// for some of the size of a body.
+const MaxSchemaBytes = 1 << 20
 
 // ParseTools reads tool definitions in the forms of all dialects (docs/spec/http-api.md §10.1): nested and flat
 // functions, input_schema, custom tools, namespaces. skipped are the types of tools that a server would have to
@@ -163,6 +167,9 @@ func (p *toolParser) add(o reqjson.Object, raw json.RawMessage, kind toolcall.Ki
 		return err
 	} else if ok {
 		t.Schema, _, _ = o.Raw(schema)
+		if n := len(t.Schema); n > MaxSchemaBytes {
+			return reqerr.InvalidValue(t.Path, "has %d bytes, at most %d are allowed", n, MaxSchemaBytes)
+		}
 	}
 	if err := p.set.Add(t, order); err != nil {
 		return reqerr.InvalidValue(o.Path("name"), "cannot be used: %v", err)
@@ -194,17 +201,29 @@ func (p *toolParser) aside(o reqjson.Object) (string, error) {
 	return strings.Join(parts, "\n"), nil
 }
 
-// keyOrder lists the keys of a definition under their canonical names, nil when there is no object.
+// keyOrder lists the keys of a definition that prompts show under their canonical names, nil when there is no object.
 func keyOrder(raw json.RawMessage, schema string) []string {
-	v, err := chattemplate.FromJSON(raw)
-	d, ok := v.(*chattemplate.Dict)
-	if err != nil || !ok {
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	if open, err := dec.Token(); err != nil || open != json.Delim('{') {
 		return nil
 	}
-	keys := d.Keys()
-	for i, k := range keys {
-		if k == schema {
-			keys[i] = "parameters"
+	keys := []string{}
+	for dec.More() {
+		key, _ := dec.Token()
+		k, ok := key.(string)
+		var value json.RawMessage
+		if !ok || dec.Decode(&value) != nil {
+			return nil
+		}
+		switch k {
+		case schema:
+			k = "parameters"
+		case "name", "description", "strict":
+		default:
+			continue
+		}
+		if !slices.Contains(keys, k) {
+			keys = append(keys, k)
 		}
 	}
 	return keys

@@ -4,6 +4,7 @@ package eventgen
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
@@ -18,7 +19,8 @@ type Output struct {
 	Usage  generate.Usage
 }
 
-// Draw makes an output of reasoning, text and calls of functions, custom tools and tools of a namespace.
+// Draw makes an output of reasoning, text and calls of functions, custom tools and tools of a namespace. The limit may
+// cut off the last call.
 func Draw(t *rapid.T) Output {
 	var events []emit.Event
 	text := rapid.StringMatching(`[a-z"\\\n <>{}é日]{1,12}`)
@@ -30,7 +32,9 @@ func Draw(t *rapid.T) Output {
 	pieces(emit.Reasoning)
 	pieces(emit.Content)
 	calls := rapid.IntRange(0, 3).Draw(t, "calls")
+	last := 0 // where the last call begins
 	for i := range calls {
+		last = len(events)
 		events = append(events, call(t, i)...)
 		pieces(emit.Content)
 	}
@@ -39,6 +43,10 @@ func Draw(t *rapid.T) Output {
 	switch {
 	case rapid.Bool().Draw(t, "length"):
 		out.Choice.Finish = generate.FinishLength
+		if calls > 0 && rapid.Bool().Draw(t, "cut call") {
+			n := slices.IndexFunc(events[last:], func(ev emit.Event) bool { return ev.Kind == emit.ToolEnd })
+			events = events[:last+rapid.IntRange(1, n).Draw(t, "events")]
+		}
 	case calls > 0:
 		out.Choice.Finish = generate.FinishToolCalls
 	case rapid.Bool().Draw(t, "stop"):

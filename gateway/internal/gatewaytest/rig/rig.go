@@ -300,11 +300,18 @@ func WholeChat(t *testing.T, a Answer) []ChatState {
 		s.Stop, _ = At(c, "stop_sequence").(string)
 		calls, _ := At(c, "message", "tool_calls").([]any)
 		for _, call := range calls {
-			if id := At(call, "id").(string); !strings.HasPrefix(id, "call_") || At(call, "type") != "function" {
-				t.Errorf("call %v", call)
+			kind, _ := At(call, "type").(string)
+			args, ok := map[string]string{"function": "arguments", "custom": "input"}[kind]
+			if id := At(call, "id").(string); !strings.HasPrefix(id, "call_") || !ok {
+				t.Fatalf("call %v", call)
 			}
-			s.Calls = append(s.Calls, wirecheck.Call{Name: At(call, "function", "name").(string),
-				Arguments: At(call, "function", "arguments").(string)})
+			s.Calls = append(s.Calls, wirecheck.Call{Name: At(call, kind, "name").(string),
+				Arguments: At(call, kind, args).(string), Custom: kind == "custom"})
+		}
+		if name, ok := At(c, "message", "function_call", "name").(string); ok {
+			calls = append(calls, name)
+			s.Calls = append(s.Calls, wirecheck.Call{Name: name, Legacy: true,
+				Arguments: At(c, "message", "function_call", "arguments").(string)})
 		}
 		if (At(c, "message", "content") == nil) != (s.Content == "" && len(calls) > 0) {
 			t.Errorf("content is %v beside %d calls", At(c, "message", "content"), len(calls))

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+
+	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 )
 
 // MessagesAnswer is what a Messages stream says. Message has the shape of an answer in one piece.
@@ -170,9 +172,18 @@ func (s *messagesState) close(d map[string]any) error {
 		}
 		var input map[string]any
 		if err := json.Unmarshal([]byte(s.text), &input); err != nil || input == nil {
-			// Right only if the answer was cut off here; then the call is not part of it.
-			s.cut, s.block = true, nil
-			return nil
+			// Right only if the answer was cut off here; clients then complete what came.
+			s.cut = true
+			whole, ok := toolcall.CompleteObject(s.text)
+			if !ok && s.text != "" {
+				return fmt.Errorf("the input of a call begins with %s", s.text)
+			}
+			input = map[string]any{}
+			if ok {
+				if err := json.Unmarshal([]byte(whole), &input); err != nil {
+					return err
+				}
+			}
 		}
 		s.block["input"] = input
 	}
