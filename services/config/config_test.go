@@ -193,6 +193,26 @@ func TestVerifyConfig(t *testing.T) {
 	}
 }
 
+func TestContext(t *testing.T) {
+	for text, want := range map[string]Context{
+		"auto": 0, "AUTO": 0, "0": 0, "1": 1, " 4096 ": 4096, "2147483647": 2147483647,
+	} {
+		var got, back Context
+		if err := got.UnmarshalText([]byte(text)); err != nil || got != want {
+			t.Errorf("%q is %d, %v; want %d", text, got, err, want)
+		}
+		if err := back.UnmarshalText([]byte(got.String())); err != nil || back != got {
+			t.Errorf("%s reads back as %d, %v", got, back, err)
+		}
+	}
+	for _, bad := range []string{"", "-1", "1.5", "2147483648", "all", "4k"} {
+		c := Context(7)
+		if err := c.UnmarshalText([]byte(bad)); err == nil || c != 7 {
+			t.Errorf("%q is %d, want an error", bad, c)
+		}
+	}
+}
+
 func TestSize(t *testing.T) {
 	cases := []struct {
 		text string

@@ -2,7 +2,10 @@ package grammar
 
 import (
 	"fmt"
+	"maps"
 	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -121,7 +124,9 @@ func TestHostileSchemas(t *testing.T) {
 			var took time.Duration
 			var memory uint64
 			var err error
-			// A busy machine may double the processor time of the same work: the least of a few tries counts.
+			// A busy or slow machine takes a multiple of the processor time for the same work: the least of a few tries
+			// counts, and a try that takes too long is judged by what known work takes right after it.
+			allowed := mostTime
 			for range 4 {
 				runtime.GC()
 				var before, after runtime.MemStats
@@ -133,14 +138,31 @@ func TestHostileSchemas(t *testing.T) {
 				if memory = after.TotalAlloc - before.TotalAlloc; took <= mostTime {
 					break
 				}
+				if allowed = time.Duration(float64(mostTime) * slowness(t)); took <= allowed {
+					break
+				}
 			}
 			t.Logf("%-24s open %-5v %6.0f ms %5d MB %v", name, open, float64(took.Microseconds())/1e3, memory>>20, err)
-			if took > mostTime || memory > mostMemory {
+			if took > allowed || memory > mostMemory {
 				t.Errorf("%s, open %v: %v and %d MB, at most %v and %d MB: %v", name, open, took, memory>>20,
-					mostTime, mostMemory>>20, err)
+					allowed, mostMemory>>20, err)
 			}
 		}
 	}
+}
+
+// slowness is how many times as long this machine takes now for known work, maps and small texts as in a grammar's
+// compilation, than an idle core at 2.6 GHz: from 1 to 4.
+func slowness(t *testing.T) float64 {
+	const idle = 40 * time.Millisecond
+	start := cputime.Spent(t)
+	known := map[string][]byte{}
+	for i := range 60_000 {
+		key := strconv.Itoa(i * 7919 % 1_000_003)
+		known[key] = append([]byte(nil), key...)
+	}
+	runtime.KeepAlive(slices.Sorted(maps.Keys(known)))
+	return min(max(float64(cputime.Spent(t)-start)/float64(idle), 1), 4)
 }
 
 // toFirstMask does what a request with a schema makes a worker do before its first token.

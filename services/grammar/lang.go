@@ -570,6 +570,22 @@ func regexLang(re *syntax.Regexp, cells *int) (*dfa, error) {
 		return nil, a.err
 	}
 	a.nodes[loop].to[1] = any
+	d := &dfa{cuts: a.cuts()}
+	s := &subsets{nfa: a, dfa: d, over: a.intervals(d), mark: make([]int, len(a.nodes)), made: map[string]int32{}, all: -1}
+	s.add([]int32{loop}, true)
+	work := len(a.nodes)
+	defer func() { *cells += work }()
+	for n := 0; n < len(s.sets); n++ {
+		if work += len(d.cuts) + len(s.sets[n]); n > 2*maxLangStates || work > 2*maxLangCells {
+			return nil, errLangSize
+		}
+		d.next = append(d.next, s.row(n, &work))
+	}
+	return d.trimmed().minimal(), nil
+}
+
+// cuts are the first characters of the intervals within which no node tells characters apart, in order.
+func (a *nfa) cuts() []rune {
 	cuts := []rune{0}
 	for _, n := range a.nodes {
 		for i := 0; i+1 < len(n.ranges); i += 2 {
@@ -581,110 +597,123 @@ func regexLang(re *syntax.Regexp, cells *int) (*dfa, error) {
 	if cuts[len(cuts)-1] > utf8.MaxRune {
 		cuts = cuts[:len(cuts)-1]
 	}
-	d := &dfa{cuts: cuts}
-	over := make([][]int32, len(a.nodes)) // intervals of a node's characters
+	return cuts
+}
+
+// intervals returns, by node, the numbers of the intervals of d whose characters the node consumes.
+func (a *nfa) intervals(d *dfa) [][]int32 {
+	over := make([][]int32, len(a.nodes))
 	for i, n := range a.nodes {
 		for j := 0; j+1 < len(n.ranges); j += 2 {
-			for k := d.interval(n.ranges[j]); k < len(cuts) && cuts[k] <= n.ranges[j+1]; k++ {
+			for k := d.interval(n.ranges[j]); k < len(d.cuts) && d.cuts[k] <= n.ranges[j+1]; k++ {
 				over[i] = append(over[i], int32(k))
 			}
 		}
 	}
-	mark := make([]int, len(a.nodes))
-	round := 0
-	// closure follows what consumes nothing. Only characters and, with matched, nothing else stay.
-	closure := func(from []int32, begin, end bool) (list []int32, matched bool) {
-		round++
-		stack := slices.Clone(from)
-		for len(stack) > 0 {
-			n := stack[len(stack)-1]
-			stack = stack[:len(stack)-1]
-			if n < 0 || mark[n] == round {
-				continue
+	return over
+}
+
+// subsets makes a deterministic automaton whose states are sets of the nodes of another one.
+type subsets struct {
+	nfa  *nfa
+	dfa  *dfa
+	over [][]int32 // by node: intervals of its characters
+	mark []int     // by node: the last closure that visited it
+	// round counts closures.
+	round   int
+	made    map[string]int32 // states by their set
+	sets    [][]int32        // by state: nodes that consume a character or wait for the end
+	all     int32            // the state after a match, which accepts everything; -1 while there is none
+	targets [][]int32        // of one row, kept for its memory
+}
+
+// closure follows what consumes nothing. Only characters and, with matched, nothing else stay.
+func (s *subsets) closure(from []int32, begin, end bool) (list []int32, matched bool) {
+	s.round++
+	stack := slices.Clone(from)
+	for len(stack) > 0 {
+		n := stack[len(stack)-1]
+		stack = stack[:len(stack)-1]
+		if n < 0 || s.mark[n] == s.round {
+			continue
+		}
+		s.mark[n] = s.round
+		switch x := &s.nfa.nodes[n]; x.op {
+		case 's':
+			stack = append(stack, x.to[0], x.to[1])
+		case 'b':
+			if begin {
+				stack = append(stack, x.to[0])
 			}
-			mark[n] = round
-			switch x := &a.nodes[n]; x.op {
-			case 's':
-				stack = append(stack, x.to[0], x.to[1])
-			case 'b':
-				if begin {
-					stack = append(stack, x.to[0])
-				}
-			case 'e':
-				if end {
-					stack = append(stack, x.to[0])
-				} else {
-					list = append(list, n)
-				}
-			case 'm':
-				matched = true
-			case 'c':
+		case 'e':
+			if end {
+				stack = append(stack, x.to[0])
+			} else {
 				list = append(list, n)
 			}
+		case 'm':
+			matched = true
+		case 'c':
+			list = append(list, n)
 		}
-		slices.Sort(list)
-		return list, matched
 	}
-	made := map[string]int32{}
-	var sets [][]int32
-	all := int32(-1) // the state after a match: everything is accepted
-	add := func(from []int32, begin bool) int32 {
-		set, matched := closure(from, begin, false)
-		if matched {
-			if all >= 0 {
-				return all
-			}
-			all = int32(len(sets))
-			sets, d.final = append(sets, nil), append(d.final, true)
-			return all
+	slices.Sort(list)
+	return list, matched
+}
+
+// add returns the state that the nodes stand for, a new one when there is none yet. begin: at the text's start.
+func (s *subsets) add(from []int32, begin bool) int32 {
+	set, matched := s.closure(from, begin, false)
+	if matched {
+		if s.all < 0 {
+			s.all = int32(len(s.sets))
+			s.sets, s.dfa.final = append(s.sets, nil), append(s.dfa.final, true)
 		}
-		b := make([]byte, 0, 4*len(set)+1)
-		if begin {
-			b = append(b, 1)
-		}
-		for _, n := range set {
-			b = binary.LittleEndian.AppendUint32(b, uint32(n))
-		}
-		if n, ok := made[string(b)]; ok {
-			return n
-		}
-		n := int32(len(sets))
-		made[string(b)] = n
-		_, final := closure(from, begin, true)
-		sets, d.final = append(sets, set), append(d.final, final)
+		return s.all
+	}
+	b := make([]byte, 0, 4*len(set)+1)
+	if begin {
+		b = append(b, 1)
+	}
+	for _, n := range set {
+		b = binary.LittleEndian.AppendUint32(b, uint32(n))
+	}
+	if n, ok := s.made[string(b)]; ok {
 		return n
 	}
-	add([]int32{loop}, true)
-	targets := make([][]int32, len(cuts))
-	work := len(a.nodes)
-	defer func() { *cells += work }()
-	for n := 0; n < len(sets); n++ {
-		if work += len(cuts) + len(sets[n]); n > 2*maxLangStates || work > 2*maxLangCells {
-			return nil, errLangSize
-		}
-		row := make([]int32, len(cuts))
-		for k := range row {
-			row[k] = -1
-			targets[k] = targets[k][:0]
-			if int32(n) == all {
-				row[k] = all
-			}
-		}
-		for _, m := range sets[n] {
-			work += len(over[m])
-			for _, k := range over[m] {
-				targets[k] = append(targets[k], a.nodes[m].to[0])
-			}
-		}
-		for k, list := range targets {
-			if len(list) > 0 {
-				work += len(list)
-				row[k] = add(list, false)
-			}
-		}
-		d.next = append(d.next, row)
+	n := int32(len(s.sets))
+	s.made[string(b)] = n
+	_, final := s.closure(from, begin, true)
+	s.sets, s.dfa.final = append(s.sets, set), append(s.dfa.final, final)
+	return n
+}
+
+// row gives the states that follow state n, by interval. Nodes looked at are added to work.
+func (s *subsets) row(n int, work *int) []int32 {
+	row := make([]int32, len(s.dfa.cuts))
+	if s.targets == nil {
+		s.targets = make([][]int32, len(row))
 	}
-	return d.trimmed().minimal(), nil
+	for k := range row {
+		row[k] = -1
+		s.targets[k] = s.targets[k][:0]
+		if int32(n) == s.all {
+			row[k] = s.all
+		}
+	}
+	for _, m := range s.sets[n] {
+		*work += len(s.over[m])
+		for _, k := range s.over[m] {
+			s.targets[k] = append(s.targets[k], s.nfa.nodes[m].to[0])
+		}
+	}
+	for k, list := range s.targets {
+		if len(list) > 0 {
+			*work += len(list)
+			row[k] = s.add(list, false)
+		}
+	}
+	return row
 }
 
 // writeLang gives the body of a language: a rule for every state. class writes one character out of pairs of bounds.

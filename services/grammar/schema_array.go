@@ -175,57 +175,107 @@ const maxArrayStates = 2000
 // containing writes an array that has to hold certain items, as an automaton over items: its states count the items,
 // and those that are of each kind.
 func (c *schemaCompiler) containing(a *arrayShape, path string) string {
-	if len(a.contains) > 4 {
-		c.drop(path+".contains", "is not supported more than 4 times")
+	if len(a.contains) > mostContains {
+		c.drop(path+".contains", fmt.Sprintf("is not supported more than %d times", mostContains))
 		b := *a
 		b.contains = nil
 		return c.array(&shape{array: b}, path)
 	}
+	m := c.itemCounter(a, path)
+	live := m.live()
+	if !live[0] {
+		return ""
+	}
 	ws := c.json("ws")
-	type state struct {
-		items  int
-		counts [4]int
+	names := make([]string, len(m.states))
+	for n := range names {
+		names[n] = c.w.fresh()
 	}
-	top := max(len(a.prefix), a.lo, a.hi, 1) // no item is a state of its own: it has no comma
-	type step struct {
-		item string
-		to   int
+	for n, s := range m.states {
+		if !live[n] {
+			continue
+		}
+		var parts []string
+		for _, x := range m.steps[n] {
+			if !live[x.to] {
+				continue
+			}
+			part := x.item + " " + names[x.to]
+			if n > 0 {
+				part = strings.TrimSpace(`"," `+ws) + " " + part
+			}
+			parts = append(parts, part)
+		}
+		if s.final(a) {
+			parts = append(parts, `""`)
+		}
+		c.w.Define(names[n], strings.Join(parts, " | "))
 	}
-	made := map[state]int{{}: 0}
-	states := []state{{}}
-	var steps [][]step
+	return c.w.Rule(strings.Join(strings.Fields(fmt.Sprintf(`"[" %s %s "]"`, ws, names[0])), " "))
+}
+
+// mostContains bounds the "contains" of an array: every subset of them has a rule for its items.
+const mostContains = 4
+
+// itemState counts the items of an array, and those that are of each kind in its "contains".
+type itemState struct {
+	items  int
+	counts [mostContains]int
+}
+
+// final reports whether the array may end here.
+func (s *itemState) final(a *arrayShape) bool {
+	for i, of := range a.contains {
+		if s.counts[i] < of.lo {
+			return false
+		}
+	}
+	return s.items >= a.lo
+}
+
+// itemStep is an item, as a rule, and the state after it.
+type itemStep struct {
+	item string
+	to   int
+}
+
+// itemAutomaton accepts the arrays of a shape. The first state has no item.
+type itemAutomaton struct {
+	shape  *arrayShape
+	states []itemState
+	steps  [][]itemStep
+}
+
+// live reports of every state whether an end can be reached from it.
+func (m *itemAutomaton) live() []bool {
+	live := make([]bool, len(m.states))
+	for changed := true; changed; {
+		changed = false
+		for n := range slices.Backward(m.states) {
+			if live[n] {
+				continue
+			}
+			if m.states[n].final(m.shape) || slices.ContainsFunc(m.steps[n], func(x itemStep) bool { return live[x.to] }) {
+				live[n], changed = true, true
+			}
+		}
+	}
+	return live
+}
+
+// itemCounter builds the automaton of an array that has to hold certain items.
+func (c *schemaCompiler) itemCounter(a *arrayShape, path string) *itemAutomaton {
+	m := &itemAutomaton{shape: a, states: []itemState{{}}}
+	made := map[itemState]int{{}: 0}
+	ws := c.json("ws")
 	rules := map[string]string{} // of items, "" when nothing is valid
-	for n := 0; n < len(states); n++ {
+	for n := 0; n < len(m.states); n++ {
 		if n > maxArrayStates {
 			c.giveUp(path+".contains", "needs too many states")
 		}
-		s := states[n]
-		var out []step
+		var out []itemStep
 		for set := range 1 << len(a.contains) {
-			if a.hi >= 0 && s.items >= a.hi {
-				break
-			}
-			t := s
-			t.items = min(s.items+1, top)
-			want := a.item(s.items)
-			possible := true
-			for i, of := range a.contains {
-				counted := set>>i&1 == 1
-				switch {
-				case counted && of.hi < 0 && s.counts[i] >= of.lo, counted && of.hi >= 0 && s.counts[i] >= of.hi:
-					possible = false // enough of them need not be counted, too many must not be
-				case counted:
-					want = want.and(of.conj)
-					t.counts[i]++
-				case of.hi >= 0:
-					// What is not counted must not be of this kind.
-					if len(of.conj) != 1 {
-						possible = false
-						break
-					}
-					want = want.and(conj{{of.conj[0].node, !of.conj[0].not}})
-				}
-			}
+			want, t, possible := a.counted(m.states[n], set)
 			if !possible {
 				continue
 			}
@@ -242,58 +292,43 @@ func (c *schemaCompiler) containing(a *arrayShape, path string) string {
 			}
 			to, ok := made[t]
 			if !ok {
-				to = len(states)
-				made[t], states = to, append(states, t)
+				to = len(m.states)
+				made[t], m.states = to, append(m.states, t)
 			}
-			out = append(out, step{rule, to})
+			out = append(out, itemStep{rule, to})
 			c.spend(1, path)
 		}
-		steps = append(steps, out)
+		m.steps = append(m.steps, out)
 	}
-	final := func(s state) bool {
-		for i, of := range a.contains {
-			if s.counts[i] < of.lo {
-				return false
+	return m
+}
+
+// counted gives what the item after s must be when it counts for the kinds of set, and the state after it. It is
+// impossible when the array is full, when a kind need not or must not be counted once more, or when "not this kind"
+// cannot be said.
+func (a *arrayShape) counted(s itemState, set int) (want conj, t itemState, possible bool) {
+	if a.hi >= 0 && s.items >= a.hi {
+		return nil, s, false
+	}
+	top := max(len(a.prefix), a.lo, a.hi, 1) // no item is a state of its own: it has no comma
+	t = s
+	t.items = min(s.items+1, top)
+	want = a.item(s.items)
+	for i, of := range a.contains {
+		counted := set>>i&1 == 1
+		switch {
+		case counted && of.hi < 0 && s.counts[i] >= of.lo, counted && of.hi >= 0 && s.counts[i] >= of.hi:
+			return nil, t, false // enough of them need not be counted, too many must not be
+		case counted:
+			want = want.and(of.conj)
+			t.counts[i]++
+		case of.hi >= 0:
+			// What is not counted must not be of this kind.
+			if len(of.conj) != 1 {
+				return nil, t, false
 			}
-		}
-		return s.items >= a.lo
-	}
-	// States from which there is no way to an end are left out.
-	live := make([]bool, len(states))
-	for changed := true; changed; {
-		changed = false
-		for n := range slices.Backward(states) {
-			if !live[n] && (final(states[n]) || slices.ContainsFunc(steps[n], func(x step) bool { return live[x.to] })) {
-				live[n], changed = true, true
-			}
+			want = want.and(conj{{of.conj[0].node, !of.conj[0].not}})
 		}
 	}
-	if !live[0] {
-		return ""
-	}
-	names := make([]string, len(states))
-	for n := range names {
-		names[n] = c.w.fresh()
-	}
-	for n, s := range states {
-		if !live[n] {
-			continue
-		}
-		var parts []string
-		for _, x := range steps[n] {
-			if !live[x.to] {
-				continue
-			}
-			part := x.item + " " + names[x.to]
-			if n > 0 {
-				part = strings.TrimSpace(`"," `+ws) + " " + part
-			}
-			parts = append(parts, part)
-		}
-		if final(s) {
-			parts = append(parts, `""`)
-		}
-		c.w.Define(names[n], strings.Join(parts, " | "))
-	}
-	return c.w.Rule(strings.Join(strings.Fields(fmt.Sprintf(`"[" %s %s "]"`, ws, names[0])), " "))
+	return want, t, true
 }

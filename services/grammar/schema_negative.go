@@ -54,6 +54,24 @@ func (c *schemaCompiler) negative(s *jsonNode) (out []*shape) {
 		}
 		add(c.except(list))
 	}
+	c.negativeNumber(s, add)
+	c.negativeText(s, add, vague)
+	c.negativeArray(s, add, vague)
+	c.negativeObject(s, add, vague)
+	c.negativeCombined(s, add, inherit)
+	for _, key := range []string{"$dynamicRef", "$recursiveRef", "unevaluatedItems", "unevaluatedProperties"} {
+		if s.get(key) != nil {
+			vague()
+		}
+	}
+	if len(out) > maxShapes {
+		c.giveUp(s.path, "has too many combinations of alternatives")
+	}
+	return out
+}
+
+// negativeNumber adds the numbers that break a bound or a multiple.
+func (c *schemaCompiler) negativeNumber(s *jsonNode, add func(...*shape)) {
 	number := func(f func(*numberShape)) {
 		x := only(typeNumber)
 		f(&x.number)
@@ -70,6 +88,10 @@ func (c *schemaCompiler) negative(s *jsonNode) (out []*shape) {
 	if len(n.multiple) > 0 {
 		number(func(x *numberShape) { x.notMultiple = n.multiple })
 	}
+}
+
+// negativeText adds the strings that break a length or the pattern.
+func (c *schemaCompiler) negativeText(s *jsonNode, add func(...*shape), vague func()) {
 	text := func(f func(*textShape)) {
 		x := only(typeString)
 		f(&x.text)
@@ -87,8 +109,13 @@ func (c *schemaCompiler) negative(s *jsonNode) (out []*shape) {
 	if f := s.get("format"); f != nil {
 		vague()
 	}
-	c.negativeArray(s, add, vague)
-	c.negativeObject(s, add, vague)
+}
+
+// negativeCombined adds the values that break a combination of schemas. inherit gives the values that are valid (or,
+// with true, not valid) for one of them.
+func (c *schemaCompiler) negativeCombined(
+	s *jsonNode, add func(...*shape), inherit func(n *jsonNode, not bool) []*shape,
+) {
 	for _, x := range c.list(s, "allOf") {
 		add(inherit(x, true)...)
 	}
@@ -115,21 +142,15 @@ func (c *schemaCompiler) negative(s *jsonNode) (out []*shape) {
 		}
 	}
 	if n := s.get("if"); n != nil {
-		for key, not := range map[string]bool{"then": false, "else": true} {
-			if x := s.get(key); x != nil {
-				add(c.product(inherit(n, not), inherit(x, true))...)
+		for _, branch := range []struct {
+			key string
+			not bool
+		}{{"then", false}, {"else", true}} {
+			if x := s.get(branch.key); x != nil {
+				add(c.product(inherit(n, branch.not), inherit(x, true))...)
 			}
 		}
 	}
-	for _, key := range []string{"$dynamicRef", "$recursiveRef", "unevaluatedItems", "unevaluatedProperties"} {
-		if s.get(key) != nil {
-			vague()
-		}
-	}
-	if len(out) > maxShapes {
-		c.giveUp(s.path, "has too many combinations of alternatives")
-	}
-	return out
 }
 
 // except is every value but those of a list.

@@ -258,7 +258,6 @@ func (c *schemaCompiler) otherMembers(o *objectShape, keys []string, declares bo
 		return ""
 	}
 	keys = append(slices.Clone(keys), c.undeclared(o, keys)...)
-	// Every combination of patterns is a set of keys with a value of its own.
 	var list []string
 	for _, names := range c.nameShapes(o) {
 		if names.listed {
@@ -274,36 +273,46 @@ func (c *schemaCompiler) otherMembers(o *objectShape, keys []string, declares bo
 			}
 			continue
 		}
-		for set := range 1 << len(patterns) {
-			var value conj
-			t := names.text
-			for i, p := range patterns {
-				t.patterns = append(slices.Clone(t.patterns), textPattern{p, set>>i&1 == 0})
-			}
-			matched := false
-			for _, p := range o.patterns {
-				if set>>slices.Index(patterns, p.pattern)&1 == 1 {
-					matched = true
-					value = value.and(p.conj)
-				}
-			}
-			for _, x := range o.others {
-				if !slices.ContainsFunc(x.patterns, func(p string) bool { return set>>slices.Index(patterns, p)&1 == 1 }) {
-					value = value.and(x.conj)
-				}
-			}
-			if !matched && !free || c.hollow(value) {
-				continue
-			}
-			if r := c.nameRule(&t, keys, path); r != "" {
-				list = append(list, c.pair(r, value, path+".patternProperties"))
-			}
-		}
+		list = append(list, c.patternMembers(o, &names.text, patterns, keys, free, path)...)
 	}
 	if len(list) == 0 {
 		return ""
 	}
 	return c.w.Rule(strings.Join(list, " | "))
+}
+
+// patternMembers gives the rules of members whose key is a text of names and none of keys: one for every combination of
+// patterns, with the value that the patterns it matches ask for. free: a key without a pattern is allowed.
+func (c *schemaCompiler) patternMembers(
+	o *objectShape, names *textShape, patterns, keys []string, free bool, path string,
+) (list []string) {
+	for set := range 1 << len(patterns) {
+		matches := func(p string) bool { return set>>slices.Index(patterns, p)&1 == 1 }
+		var value conj
+		t := *names
+		for _, p := range patterns {
+			t.patterns = append(slices.Clone(t.patterns), textPattern{p, !matches(p)})
+		}
+		matched := false
+		for _, p := range o.patterns {
+			if matches(p.pattern) {
+				matched = true
+				value = value.and(p.conj)
+			}
+		}
+		for _, x := range o.others {
+			if !slices.ContainsFunc(x.patterns, matches) {
+				value = value.and(x.conj)
+			}
+		}
+		if !matched && !free || c.hollow(value) {
+			continue
+		}
+		if r := c.nameRule(&t, keys, path); r != "" {
+			list = append(list, c.pair(r, value, path+".patternProperties"))
+		}
+	}
+	return list
 }
 
 // namedBy reports whether a key matches a pattern.

@@ -309,7 +309,7 @@ func (c *Client) heartbeat(seq uint64, rtt time.Duration) *tandemv1.JoinRequest 
 	hb.Seq, hb.RttMs = seq, float64(rtt.Microseconds())/1000
 	if p := hb.GetPrefixes(); p != nil {
 		if seq > 1 && p.GetVersion() == c.prefixes {
-			hb.Prefixes = &tandemv1.Prefixes{Version: p.GetVersion()}
+			hb.Prefixes = &tandemv1.Prefixes{Version: p.GetVersion(), DiskTokenMs: p.GetDiskTokenMs()}
 		}
 		c.prefixes = p.GetVersion()
 	}

@@ -128,29 +128,7 @@ func (s *Server) Join(stream tandemv1.RegistryService_JoinServer) (err error) {
 	beats := make(chan *tandemv1.Heartbeat)
 	updates := make(chan *tandemv1.Registration)
 	recvErr := make(chan error, 1)
-	go func() {
-		for {
-			m, err := stream.Recv()
-			if err != nil {
-				recvErr <- err
-				return
-			}
-			var sent bool
-			switch m := m.GetMessage().(type) {
-			case *tandemv1.JoinRequest_Heartbeat:
-				sent = pass(stream.Context(), beats, m.Heartbeat)
-			case *tandemv1.JoinRequest_Registration:
-				sent = pass(stream.Context(), updates, m.Registration)
-			default:
-				recvErr <- status.Error(codes.InvalidArgument, "a message must be a registration or a heartbeat")
-				return
-			}
-			if !sent {
-				recvErr <- stream.Context().Err()
-				return
-			}
-		}
-	}()
+	go func() { recvErr <- receive(stream, beats, updates) }()
 
 	var seq uint64
 	if err := stream.Send(s.lease(e, seq)); err != nil {
@@ -193,6 +171,30 @@ func (s *Server) Join(stream tandemv1.RegistryService_JoinServer) (err error) {
 				return nil
 			}
 			return err
+		}
+	}
+}
+
+// receive hands the worker's messages over until the stream ends, and returns why it did.
+func receive(
+	stream tandemv1.RegistryService_JoinServer, beats chan<- *tandemv1.Heartbeat, updates chan<- *tandemv1.Registration,
+) error {
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		var sent bool
+		switch m := m.GetMessage().(type) {
+		case *tandemv1.JoinRequest_Heartbeat:
+			sent = pass(stream.Context(), beats, m.Heartbeat)
+		case *tandemv1.JoinRequest_Registration:
+			sent = pass(stream.Context(), updates, m.Registration)
+		default:
+			return status.Error(codes.InvalidArgument, "a message must be a registration or a heartbeat")
+		}
+		if !sent {
+			return stream.Context().Err()
 		}
 	}
 }
@@ -321,7 +323,7 @@ func (s *Server) beat(e *entry, hb *tandemv1.Heartbeat) {
 		return
 	}
 	if p, old := hb.GetPrefixes(), e.w.Heartbeat.GetPrefixes(); p != nil && p.GetVersion() == old.GetVersion() {
-		hb.Prefixes = old
+		hb.Prefixes = &tandemv1.Prefixes{Version: p.GetVersion(), States: old.GetStates(), DiskTokenMs: p.GetDiskTokenMs()}
 	}
 	e.w.Heartbeat, e.w.LastHeartbeat = hb, time.Now()
 	state := hb.GetState()

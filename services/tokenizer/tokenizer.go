@@ -190,6 +190,10 @@ func (t *Tokenizer) appendPieces(dst []int32, text string, sc *bpeScratch) []int
 		end := t.split.next(text, pos)
 		piece := text[pos:end]
 		pos = end
+		if cap(dst)-len(dst) < min(len(piece), longWindow) {
+			// Hard text has up to a token a byte. Growth by the usual steps would leave several times that behind.
+			dst = slices.Grow(dst, len(text)-pos+len(piece))
+		}
 		if len(piece) == 1 {
 			dst = append(dst, t.byteIDs[piece[0]])
 			continue

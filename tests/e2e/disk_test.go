@@ -3,11 +3,13 @@ package e2e
 import (
 	"crypto/rand"
 	"encoding/json"
+	mathrand "math/rand/v2"
 	"os"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/tandem-inference/tandem/services/testwait"
 	"github.com/tandem-inference/tandem/tests/client"
@@ -76,29 +78,43 @@ func TestStatesOutliveARestart(t *testing.T) {
 	}
 }
 
-// TestKilledWhileWriting kills the target while it writes states, again and again: it comes back and answers as a cold
-// run does. TANDEM_TEST_DISK_KILLS says how often, else three times.
+// TestKilledWhileWriting kills the target at any moment of its writing states, again and again: it comes back, answers
+// as a cold run does, and finds states that were written whole. TANDEM_TEST_DISK_KILLS says how often, else three
+// times.
 func TestKilledWhileWriting(t *testing.T) {
 	times, err := strconv.Atoi(os.Getenv("TANDEM_TEST_DISK_KILLS"))
 	if err != nil {
 		times = 3
 	}
 	cl, c := keeping(t, t.TempDir())
-	hits := 0
-	for range times {
-		list := conversation()
-		list = next(list, askCached(t, c, list, nil).text) // its states are being written
-		if err := syscall.Kill(cl.Find("worker-target"), syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+	hits, asked := 0, 0
+	compare := func(what string, list []any) {
+		asked++
 		got := askCached(t, c, list, nil)
 		cold := askCached(t, c, list, map[string]any{"cache_prompt": false})
-		if got.text == "" || got.text != cold.text {
-			t.Errorf("after a kill %+v, cold %+v", got, cold)
+		if got.text == "" || got.text != cold.text || cold.cached != 0 {
+			t.Errorf("%s after a kill %+v, cold %+v", what, got, cold)
 		}
 		if got.cached > 0 {
 			hits++
 		}
 	}
-	t.Logf("%d kills, %d answers from states on disk", times, hits)
+	var before []any
+	for range times {
+		list := conversation()
+		list = next(list, askCached(t, c, list, nil).text)               // its states are being written
+		time.Sleep(time.Duration(mathrand.IntN(150)) * time.Millisecond) // a part of them, by now
+		if err := syscall.Kill(cl.Find("worker-target"), syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		compare("the next turn", list)
+		if before != nil {
+			compare("an older conversation", before)
+		}
+		before = list
+	}
+	t.Logf("%d kills, %d of %d answers from states on disk", times, hits, asked)
+	if hits == 0 {
+		t.Error("no state outlived a kill")
+	}
 }

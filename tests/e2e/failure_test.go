@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -26,6 +27,43 @@ func longRequest() client.Request {
 // endOfTurn is the id of <|im_end|> in the demonstration models.
 const endOfTurn = "8162"
 
+// enginesOf are the n engine processes of the target, in the order in which they were started.
+func enginesOf(t *testing.T, cl *cluster.Cluster, n int) (engines []int) {
+	t.Helper()
+	target := cl.Find("worker-target")
+	for _, p := range cl.Processes() {
+		if p.Name == "tandem-engine" && p.Parent == target {
+			engines = append(engines, p.PID)
+		}
+	}
+	if len(engines) != n {
+		t.Fatalf("%d engines of the target among %v, want %d", len(engines), cl.Processes(), n)
+	}
+	slices.Sort(engines)
+	return engines
+}
+
+// killed kills a process in the middle of the long request's stream, whose text is to stay, and returns the answer.
+func killed(t *testing.T, c *client.Client, want string, pid int) client.Reply {
+	t.Helper()
+	var kill sync.Once
+	seen := 0
+	got, err := c.Stream(t.Context(), longRequest(), func(text string) {
+		seen += len(text)
+		if seen > len(want)/4 {
+			kill.Do(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Text != want {
+		t.Errorf("the text changed:\n got %q\nwant %q", got.Text, want)
+	}
+	t.Logf("longest pause %v", got.Gap)
+	return got
+}
+
 // TestDraftDies: killing the draft in the middle of a stream changes nothing but speed, and speculation comes back.
 func TestDraftDies(t *testing.T) {
 	cl := start(t, "--demo")
@@ -41,20 +79,7 @@ func TestDraftDies(t *testing.T) {
 	if draft == 0 {
 		t.Fatalf("no worker-draft among %v", cl.Processes())
 	}
-	var kill sync.Once
-	seen := 0
-	got, err := c.Stream(t.Context(), longRequest(), func(text string) {
-		seen += len(text)
-		if seen > len(want.Text)/4 {
-			kill.Do(func() { _ = syscall.Kill(draft, syscall.SIGKILL) })
-		}
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got.Text != want.Text {
-		t.Errorf("the text changed:\n got %q\nwant %q", got.Text, want.Text)
-	}
+	got := killed(t, c, want.Text, draft)
 	// A second is usual on a busy machine; one that waited for the draft would stand still until the draft's lease ends,
 	// after 6.
 	if got.Gap > 5*time.Second {
@@ -79,30 +104,7 @@ func TestEngineDies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	target := cl.Find("worker-target")
-	engine := 0
-	for _, p := range cl.Processes() {
-		if p.Name == "tandem-engine" && p.Parent == target {
-			engine = p.PID
-		}
-	}
-	if engine == 0 {
-		t.Fatalf("no engine of the target among %v", cl.Processes())
-	}
-	var kill sync.Once
-	seen := 0
-	got, err := c.Stream(t.Context(), longRequest(), func(text string) {
-		seen += len(text)
-		if seen > len(want.Text)/4 {
-			kill.Do(func() { _ = syscall.Kill(engine, syscall.SIGKILL) })
-		}
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got.Text != want.Text {
-		t.Errorf("the text changed:\n got %q\nwant %q", got.Text, want.Text)
-	}
+	killed(t, c, want.Text, enginesOf(t, cl, 1)[0])
 }
 
 // TestTargetDies: killing the target's worker in the middle of a stream delays it; the gateway replays on the
@@ -114,22 +116,7 @@ func TestTargetDies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	target := cl.Find("worker-target")
-	var kill sync.Once
-	seen := 0
-	got, err := c.Stream(t.Context(), longRequest(), func(text string) {
-		seen += len(text)
-		if seen > len(want.Text)/4 {
-			kill.Do(func() { _ = syscall.Kill(target, syscall.SIGKILL) })
-		}
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got.Text != want.Text {
-		t.Errorf("the text changed:\n got %q\nwant %q", got.Text, want.Text)
-	}
-	t.Logf("longest pause %v", got.Gap)
+	killed(t, c, want.Text, cl.Find("worker-target"))
 }
 
 // TestCancel: requests that clients leave give back their slots, their engine sequences and their connections.

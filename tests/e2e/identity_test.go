@@ -92,31 +92,60 @@ func TestIdentityGreedy(t *testing.T) {
 	}
 }
 
-// TestIdentityOfCacheTypes: with keys and values in blocks the text may be another, but it is one text, drafted or not.
+// TestIdentityOfCacheTypes: with keys and values of fewer bits the text may be another, but it is one text, drafted or
+// not. Every type that is cached is one of the target's and one of the draft's.
 func TestIdentityOfCacheTypes(t *testing.T) {
-	_, c := demo(t, "--threads", "1", "--cache-type-k", "q8_0", "--cache-type-v", "q8_0", "--draft-cache-type", "q4_0")
 	_, halves := demo(t, "--threads", "1")
-	equal, cases := 0, golden(t)
+	var cases []goldenCase
+	for i, g := range golden(t) {
+		if i%4 == 0 { // nine clusters are asked
+			cases = append(cases, g)
+		}
+	}
+	want := make([]string, len(cases))
 	for i, g := range cases {
 		request := client.Request{Prompt: g.IDs, MaxTokens: len(g.Greedy) + 8}
-		plain := generate(t, c, request, client.Speculation{Mode: "off"})
-		if generate(t, halves, request, client.Speculation{Mode: "off"}).Text == plain.Text {
-			equal++
-		}
-		if i%4 != 0 {
-			continue
-		}
-		for _, s := range append(modes()[:4], client.Speculation{Mode: "tree", Budget: 22}) {
-			if got := generate(t, c, request, s); got.Text != plain.Text {
-				t.Errorf("case %d, %s: %q\nplain: %q", i, name(s), got.Text, plain.Text)
+		want[i] = generate(t, halves, request, client.Speculation{Mode: "off"}).Text
+	}
+	for _, types := range []struct {
+		keys, values, draft string
+		every               int // case is asked with drafts
+	}{
+		{"q8_0", "q8_0", "q4_0", 1},
+		{"f32", "f32", "bf16", 4},
+		{"bf16", "bf16", "f32", 4},
+		{"q5_1", "q5_0", "q8_0", 4},
+		{"q5_0", "q5_1", "q5_1", 4},
+		{"q4_1", "q4_0", "q5_0", 4},
+		{"q4_0", "q4_1", "tq3_0", 4},
+		{"tq3_0", "tq3_0", "q4_1", 2},
+	} {
+		t.Run(types.keys+","+types.values, func(t *testing.T) {
+			_, c := demo(t, "--threads", "1", "--cache-type-k", types.keys, "--cache-type-v", types.values,
+				"--draft-cache-type", types.draft)
+			equal := 0
+			for i, g := range cases {
+				request := client.Request{Prompt: g.IDs, MaxTokens: len(g.Greedy) + 8}
+				plain := generate(t, c, request, client.Speculation{Mode: "off"})
+				if plain.Text == want[i] {
+					equal++
+				}
+				if i%types.every != 0 {
+					continue
+				}
+				for _, s := range append(modes()[:4], client.Speculation{Mode: "tree", Budget: 22}) {
+					if got := generate(t, c, request, s); got.Text != plain.Text {
+						t.Errorf("case %d, %s: %q\nplain: %q", i, name(s), got.Text, plain.Text)
+					}
+				}
 			}
-		}
+			// Of all texts few change, in tq3_0 a quarter; a cache that decodes wrongly changes nearly all.
+			if equal < len(cases)/2 {
+				t.Errorf("%d of %d texts are those of a cache of halves", equal, len(cases))
+			}
+			t.Logf("%d of %d texts are those of a cache of halves", equal, len(cases))
+		})
 	}
-	// Of all texts few change at this precision; a cache that decodes wrongly changes nearly all.
-	if equal < len(cases)/2 {
-		t.Errorf("%d of %d texts are those of a cache of halves", equal, len(cases))
-	}
-	t.Logf("%d of %d texts are those of a cache of halves", equal, len(cases))
 }
 
 // TestIdentitySampled: the same seed gives the same text, whatever drafts; penalties and filters included.

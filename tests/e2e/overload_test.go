@@ -14,8 +14,8 @@ import (
 func TestOverload(t *testing.T) {
 	cfg := overload.Config{
 		// Other tests share the machine: only a collapse is a failure here.
-		Peak: 5 * time.Second, Overload: 10 * time.Second, Factor: 5, Least: 0.5, Queue: 8, Clients: 8, Disconnects: 300,
-		Tokens: 128, MemoryRise: 0.25, MemorySlack: 64 << 20,
+		Peak: 5 * time.Second, Overload: 10 * time.Second, Factor: 5, Least: 0.5, Tries: 3, Slots: 4, Queue: 8, Clients: 8,
+		Disconnects: 300, Tokens: 64, MemoryRise: 0.25, MemorySlack: 64 << 20,
 	}
 	if testing.Verbose() {
 		cfg.Log = os.Stderr

@@ -2,6 +2,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -65,6 +66,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	if err != nil {
 		return err
 	}
+	registration.Settings = map[string]string{"park-after": c.ParkAfter.String()}
 	host, err := c.Host(log)
 	if err != nil {
 		return err
@@ -74,14 +76,20 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	keeper := workernode.NewScorerKeeper(workernode.KeeperConfig[engine.Scorer]{
 		Open: host.OpenScorer, Options: options, Log: log.Named("engine"),
 		Guard: engine.GuardConfig{HangLimit: c.HangLimit()}, Flags: &c.Flags, Trained: workernode.Trained(file),
+		ParkAfter: c.ParkAfter,
 	})
-	w := &worker{Server: server.New(keeper, c.Lanes, log), keeper: keeper}
+	lanes := cmp.Or(c.Lanes, automatic)
+	w := &worker{Server: server.New(keeper, lanes, log), keeper: keeper}
 	node := workernode.Config{Flags: &c.Flags, Log: log, Registration: registration, Grace: grace}
 	return workernode.RunWithEngine(ctx, node, w, keeper, func(r *tandemv1.Registration, info engine.Info) {
 		workernode.Describe(r, info)
-		r.Limits.MaxScoreTokens = int32(info.MaxContext)
+		r.Limits.Lanes, r.Limits.MaxScoreTokens = int32(lanes), int32(info.MaxContext)
 	})
 }
+
+// automatic is the number of requests at a time when --lanes leaves it open. Those that wait for the engine hold their
+// prompt and nothing else; a target takes no more by itself.
+const automatic = 32
 
 // worker is the scorer's part of a node.
 type worker struct {
@@ -98,8 +106,7 @@ func (w *worker) Run(ctx context.Context) error {
 
 // Ready reports whether requests are taken.
 func (w *worker) Ready() bool {
-	_, err := w.keeper.Engine()
-	return err == nil
+	return w.keeper.Ready()
 }
 
 // Lease has nothing to say to a scorer.

@@ -19,7 +19,8 @@ import (
 
 // Engines yields the engine; *workernode.Keeper[engine.Scorer] implements it.
 type Engines interface {
-	Engine() (engine.Scorer, error)
+	// Use returns the engine for a request, which calls done at its end; it waits for an engine that is parked.
+	Use(ctx context.Context) (e engine.Scorer, done func(), err error)
 	Report(engine engine.Engine, err error)
 }
 
@@ -59,10 +60,11 @@ func (s *Server) Compress(ctx context.Context,
 	if s.draining.Load() {
 		return nil, rpcerr.Draining
 	}
-	engine, err := s.engines.Engine()
+	engine, done, err := s.engines.Use(ctx)
 	if err != nil {
 		return nil, err
 	}
+	defer done()
 	info := engine.Info()
 	if err := check(m, info); err != nil {
 		return nil, err

@@ -26,8 +26,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // fixed yields one engine for ever.
 type fixed struct{ engine engine.Scorer }
 
-func (f fixed) Engine() (engine.Scorer, error)  { return f.engine, nil }
-func (f fixed) Report(_ engine.Engine, _ error) {}
+func (f fixed) Use(context.Context) (engine.Scorer, func(), error) { return f.engine, func() {}, nil }
+func (f fixed) Report(_ engine.Engine, _ error)                    {}
 
 func newServer(t *testing.T, o enginefake.Options, slots int) *Server {
 	t.Helper()
