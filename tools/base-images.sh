@@ -31,7 +31,8 @@ collect() {
         if [ -e "$f" ] || [ -L "$f" ]; then echo "${f#/}"; fi
       done > "$work/files"
   # Links that packages do not own: merged /usr, alternatives.
-  for f in tmp bin sbin lib lib64 etc/ssl/certs/ca-certificates.crt usr/bin/sh usr/bin/cc usr/bin/c++ usr/bin/awk usr/bin/which; do
+  for f in tmp bin sbin lib lib64 etc/ssl/certs/ca-certificates.crt usr/bin/sh usr/bin/cc usr/bin/c++ usr/bin/awk \
+    usr/bin/which; do
     if [ -e "/$f" ] || [ -L "/$f" ]; then echo "$f"; fi
   done >> "$work/files"
   (cd / && ls -d etc/alternatives/*) >> "$work/files"
@@ -63,11 +64,13 @@ if ! docker image inspect "$go_image" > /dev/null 2>&1; then
   mkdir -p "$root/usr/local" "$root/go/pkg/mod"
   cp -a "$(go env GOROOT)" "$root/usr/local/go"
   # Only the modules that the programs need, out of the cache that building them has filled.
-  GOWORK=off GOFLAGS=-modcacherw GOPROXY="file://$(go env GOMODCACHE)/cache/download" GOSUMDB=off GOMODCACHE="$root/go/pkg/mod" \
+  GOWORK=off GOFLAGS=-modcacherw GOPROXY="file://$(go env GOMODCACHE)/cache/download" GOSUMDB=off \
+    GOMODCACHE="$root/go/pkg/mod" \
     go list -deps ./gateway/cmd/... ./worker-target/cmd/... ./worker-draft/cmd/... ./worker-prefill/cmd/... \
     ./native/plugin/... > /dev/null
   rm -rf "$root/go/pkg/mod/cache/download/sumdb"
-  pack "$root" "$go_image" gcc g++ cmake ninja-build make git bash dash coreutils findutils grep sed gawk tar gzip diffutils ca-certificates
+  pack "$root" "$go_image" gcc g++ cmake ninja-build make git bash dash coreutils findutils grep sed gawk tar gzip \
+    diffutils ca-certificates
 fi
 
 if [ -n "$cuda_image" ] && ! docker image inspect "$cuda_image" > /dev/null 2>&1; then

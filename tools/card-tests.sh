@@ -19,6 +19,9 @@ declare -A quick=(
   [engine_test]="bits_do_not layer_shards snapshots_ sequences_ dense_ damaged wanted_outputs features_are"
   [model_test]="random_shape qwen3"
   [dflash_golden_test]="fused_features"
+  [gpu_graphs_test]="16_bit joint_appends"
+  [gpu_scorer_test]="bits_of close_to role_checks"
+  [snapshot_parts_test]="parts_share"
   [groups_test]="prompts_may contracts_are fused_features"
   [pages_test]="forks_share pending_rows"
 )

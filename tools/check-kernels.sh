@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Runs the native tests of the CUDA engine and the conformance suite under a tool of compute-sanitizer, every case as a
-# process of its own, as many at a time as there are processors. Prints a line a case and, at the end, how many were clean,
-# launched no kernels, had findings, failed, or did not end in time; what the tools wrote is in the folder of logs.
+# process of its own, as many at a time as there are processors. Prints a line a case and, at the end, how many were
+# clean, launched no kernels, had findings, failed, or did not end in time; what the tools wrote is in the folder of
+# logs.
 #   tools/check-kernels.sh racecheck native/build /tmp/races [SECONDS [PATTERN]]
-# SECONDS: for a case (600). PATTERN: grep -E of "program case"; all without. BUILD is a build with the targets cuda_*_test
-# and tandem_cuda. Conformance runs if CONFORMANCE names the test program of native/plugin (go test -c): races with the
-# small random model, all else with the demonstration models.
+# SECONDS: for a case (600). PATTERN: grep -E of "program case"; all without. BUILD is a build with the targets
+# cuda_*_test and tandem_cuda. Conformance runs if CONFORMANCE names the test program of native/plugin (go test -c):
+# races with the small random model, all else with the demonstration models.
 #
 # The race checker is given launches one after the other, without clusters, early starts and graphs, and a host that
 # waits for every launch: else the records of accesses fill the host's memory.
@@ -42,7 +43,8 @@ run_case() { # run_case PROGRAM CASE
   name="$(basename "$1") $2" log="$logs/$(basename "$1").$2.log"
   case $1 in
     */cuda_*) timeout -k 5 "$seconds" "$sanitizer" "${options[@]}" "$1" "$2" > "$log" 2>&1 || status=$? ;;
-    *) (cd native/plugin && timeout -k 5 "$seconds" "$sanitizer" "${options[@]}" "$1" -test.run "^$suite\$/^$2\$") > "$log" 2>&1 || status=$? ;;
+    *) (cd native/plugin && timeout -k 5 "$seconds" "$sanitizer" "${options[@]}" "$1" -test.run "^$suite\$/^$2\$") \
+      > "$log" 2>&1 || status=$? ;;
   esac
   case $status in
     0) outcome=clean ;;
@@ -50,7 +52,9 @@ run_case() { # run_case PROGRAM CASE
     124 | 137) outcome="not ended" ;;
     *) outcome=failed ;;
   esac
-  if grep -q 'terminated before first instrumented API call' "$log" && grep -qE '^PASS|, 0 failed' "$log"; then outcome="no kernels"; fi
+  if grep -q 'terminated before first instrumented API call' "$log" && grep -qE '^PASS|, 0 failed' "$log"; then
+    outcome="no kernels"
+  fi
   echo "$outcome: $name, $((SECONDS - start)) s: $(grep -E 'SUMMARY' "$log" | tail -1)"
 }
 export -f run_case

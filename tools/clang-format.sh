@@ -7,4 +7,5 @@ if [ -z "$tool" ]; then
   echo "skipped clang-format: version 19 is not installed"
   exit 0
 fi
-git ls-files -z 'native/*.cpp' 'native/*.h' 'native/*.c' 'native/*.cu' 'native/*.cuh' | xargs -0 --no-run-if-empty "$tool" "$@"
+git ls-files -z 'native/*.cpp' 'native/*.h' 'native/*.c' 'native/*.cu' 'native/*.cuh' |
+  xargs -0 --no-run-if-empty "$tool" "$@"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the agent clients that tests/agents runs, at the versions of docs/spec/clients.md, into build/clients (about 2 GB).
-# Needs npm and its registry. Usage: tools/clients.sh [claude codex opencode pi openclaw]
+# Installs the agent clients that tests/agents runs, at the versions of docs/spec/clients.md, into build/clients (about
+# 2 GB). Needs npm and its registry. Usage: tools/clients.sh [claude codex opencode pi openclaw]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD/build/clients
@@ -59,7 +59,8 @@ pi() { # its package carries a bundle; some of its dependencies are not publishe
 openclaw() {
   node
   install openclaw openclaw@2026.9.6
-  printf '#!/bin/sh\nPATH=%s:$PATH exec %s %s "$@"\n' "$(dirname "$NODE")" "$NODE" "$root/openclaw/node_modules/openclaw/openclaw.mjs" > "$root/bin/openclaw"
+  printf '#!/bin/sh\nPATH=%s:$PATH exec %s %s "$@"\n' "$(dirname "$NODE")" "$NODE" \
+    "$root/openclaw/node_modules/openclaw/openclaw.mjs" > "$root/bin/openclaw"
   chmod +x "$root/bin/openclaw"
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Shows that clusters of any mix of devices answer alike: for every target device given, the demonstration models answer the
-# same prompts plainly, as chain and as tree, with the draft on each device in turn; texts must not differ. Then, with the
-# scorer on each device in turn, a long prompt is compressed: the fact hidden in it must still be found.
+# Shows that clusters of any mix of devices answer alike: for every target device given, the demonstration models answer
+# the same prompts plainly, as chain and as tree, with the draft on each device in turn; texts must not differ. Then,
+# with the scorer on each device in turn, a long prompt is compressed: the fact hidden in it must still be found.
 #   tools/mixed-devices.sh cuda:0                 target on cuda:0; draft and scorer on cuda:0 and on the cpu
 #   tools/mixed-devices.sh cuda:0 hip:0 cpu       all nine mixes
 # Programs are taken from bin/ (PROGRAMS=folder: from elsewhere), with the engine libraries beside them. PORT (18471) is
@@ -10,7 +10,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 programs=${PROGRAMS:-bin}
 port=${PORT:-18471}
-target=models/tandem-tiny-target-q4_k_m.gguf draft=models/tandem-tiny-draft-q8_0.gguf scorer=models/tandem-tiny-prefill-q8_0.gguf
+target=models/tandem-tiny-target-q4_k_m.gguf draft=models/tandem-tiny-draft-q8_0.gguf
+scorer=models/tandem-tiny-prefill-q8_0.gguf
 targets=("$@")
 [ ${#targets[@]} -gt 0 ] || { echo "usage: tools/mixed-devices.sh DEVICE..." >&2; exit 2; }
 others=("$@")
@@ -20,7 +21,8 @@ answers() { # answers FLAG...: the texts of all prompts, greedy and sampled
   local prompt
   for prompt in "What is DDTree?" "Write a Go function that adds two numbers." "Who are you?"; do
     "$programs/tandem" run --quiet --programs "$programs" --max-tokens 64 --temperature 0 "$@" "$target" "$prompt"
-    "$programs/tandem" run --quiet --programs "$programs" --max-tokens 64 --temperature 0.8 --seed 7 "$@" "$target" "$prompt"
+    "$programs/tandem" run --quiet --programs "$programs" --max-tokens 64 --temperature 0.8 --seed 7 "$@" \
+      "$target" "$prompt"
   done
 }
 
@@ -33,7 +35,8 @@ long_prompt() { # Go source with one fact in it, as JSON text
 
 compressed() { # compressed FLAG...: the reply to the long prompt of a cluster that compresses it
   local pid reply
-  "$programs/tandem" serve --port "$port" --grpc-port 0 --programs "$programs" --log-level error --prefill-drafter "$scorer" \
+  "$programs/tandem" serve --port "$port" --grpc-port 0 --programs "$programs" --log-level error \
+    --prefill-drafter "$scorer" \
     --prefill-compression always --prefill-keep-ratio 0.2 "$@" "$target" > /dev/null &
   pid=$!
   for _ in $(seq 300); do

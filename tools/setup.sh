@@ -24,8 +24,8 @@ apt() {
 # older A B: version A is before version B.
 older() { [ "$1" != "$2" ] && [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -1)" = "$1" ]; }
 
-# check_go compares Go with go.mod before anything is built. From 1.21 on, go fetches the version that go.mod names by itself, unless
-# GOTOOLCHAIN forbids it.
+# check_go compares Go with go.mod before anything is built. From 1.21 on, go fetches the version that go.mod names by
+# itself, unless GOTOOLCHAIN forbids it.
 check_go() {
   local go=${GO:-go} wanted have
   wanted=$(sed -n 's/^go \([0-9.]*\).*/\1/p' go.mod)

@@ -21,7 +21,8 @@ for part in "$@"; do
 done
 echo "$# parts: $*"
 if [ "$total" -gt 0 ]; then
-  echo "took $(duration "$total") here the last time$([ "$unknown" = 0 ] || echo ", without $unknown that never ran here"); RESUME=1 goes on after an end"
+  new=$([ "$unknown" = 0 ] || echo ", without $unknown that never ran here")
+  echo "took $(duration "$total") here the last time$new; RESUME=1 goes on after an end"
 else
   echo "never ran here: an hour or two on 2 cores; RESUME=1 goes on after an end; make test-quick takes minutes"
 fi
@@ -44,4 +45,6 @@ for part in "$@"; do
   trap - EXIT
   echo $((SECONDS - began)) > "$times/$part"
   touch "$results/$part.done"
+  echo "=== $part took $(cat "$times/$part") s"
 done
+echo "seconds of the parts: $(for part in "$@"; do echo -n "$part $(cat "$times/$part"), "; done | sed 's/, $//')"

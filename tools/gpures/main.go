@@ -2,22 +2,26 @@
 // HIP objects launch with those that they hold.
 //
 //	gpures -table native/GPU_RESOURCES.tsv -junit build/test/gpu.xml native/build/cuda native/build/hip
-//	gpures -table native/GPU_RESOURCES.tsv -update native/build/cuda native/build/hip
+//	gpures -table native/GPU_RESOURCES.tsv -sources native -update native/build/cuda native/build/hip
+//	gpures -table native/GPU_RESOURCES.tsv -sources native -changed native/build/cuda
 //	cuobjdump --dump-sass native/build/cuda/matmul_rows.o | gpures -loops
 //
 // The folders hold one report per object (native/cmake/compile_gpu.sh). A kernel must have exactly the registers,
 // spills, scratch and shared memory of the table; with another version of a compiler only spills and scratch are
-// judged, and that is said. In HIP's folder every object's host side must launch exactly the kernels that its code for
-// each processor holds (objects.go). One case per processor and source file, and one per HIP object, goes into the
-// JUnit file.
+// judged, and that is said. With -sources the table also holds digests of what CUDA's kernels were made from: those of
+// unchanged sources need neither be compiled (-changed prints the objects of the others) nor judged. In HIP's folder
+// every object's host side must launch exactly the kernels that its code for each processor holds (objects.go). One
+// case per processor and source file, and one per HIP object, goes into the JUnit file.
 package main
 
 import (
 	"encoding/xml"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -40,6 +44,9 @@ host side launches exactly the kernels that its code for each processor holds.
 func main() {
 	path := flag.String("table", "native/GPU_RESOURCES.tsv", "table to compare with")
 	update := flag.Bool("update", false, "rewrite the table instead")
+	sources := flag.String("sources", "",
+		"the folder native: kernels of sources that the table was made from need no report")
+	printChanged := flag.Bool("changed", false, "print the objects of the folder whose sources have changed instead")
 	junit := flag.String("junit", "", "write cases to this JUnit file")
 	countLoops := flag.Bool("loops", false,
 		"count the instructions of loops with matrix instructions in the listing on standard input")
@@ -59,11 +66,17 @@ func main() {
 	if err != nil && !(*update && os.IsNotExist(err)) {
 		fatal(err)
 	}
-	if *update {
-		fatal(rewrite(table, *path, flag.Args()))
+	switch {
+	case *update:
+		fatal(rewrite(table, *path, *sources, flag.Args()))
+		return
+	case *printChanged:
+		for _, folder := range flag.Args() {
+			fatal(table.changed(os.Stdout, folder, *sources))
+		}
 		return
 	}
-	cases, err := compare(table, flag.Args())
+	cases, err := compare(table, *sources, flag.Args())
 	fatal(err)
 	byName, err := checkObjects(flag.Args())
 	fatal(err)
@@ -107,20 +120,37 @@ func fatal(err error) {
 	}
 }
 
-// rewrite puts the kernels of the folders in the place of the table's rows for their processors; reasons stay.
-func rewrite(t *Table, path string, folders []string) error {
+// rewrite puts the kernels of the folders in the place of the table's rows for their processors, but for those of
+// unchanged sources below native, and writes the digests of the sources; reasons stay.
+func rewrite(t *Table, path, native string, folders []string) error {
 	for _, folder := range folders {
 		compiler, kernels, err := readFolder(folder)
 		if err != nil {
 			return err
 		}
-		t.Compilers[filepath.Base(folder)] = compiler
+		vendor := filepath.Base(folder)
+		same, err := t.compared(folder, native)
+		if err != nil {
+			return err
+		}
+		kernels = slices.DeleteFunc(kernels, func(k Kernel) bool { return same[k.File] })
+		t.Compilers[vendor] = compiler
+		if native != "" && recipes[vendor] != nil {
+			now, err := digests(native, vendor)
+			if err != nil {
+				return err
+			}
+			maps.DeleteFunc(t.Sources, func(key [2]string, _ string) bool { return key[0] == vendor })
+			for file, digest := range now {
+				t.Sources[[2]string{vendor, file}] = digest
+			}
+		}
 		archs := map[string]bool{}
 		for _, k := range kernels {
 			archs[k.Arch] = true
 		}
 		for key := range t.Rows {
-			if archs[key[0]] {
+			if archs[key[0]] && !same[key[1]] {
 				delete(t.Rows, key)
 			}
 		}
@@ -134,11 +164,21 @@ func rewrite(t *Table, path string, folders []string) error {
 	return t.write(path)
 }
 
-// compare makes a case per processor and source file, and one per compiler.
-func compare(t *Table, folders []string) ([]testCase, error) {
+// vendorOf tells whose processor it is: sm_86, gfx1100.
+func vendorOf(arch string) string {
+	if strings.HasPrefix(arch, "sm_") {
+		return "cuda"
+	}
+	return "hip"
+}
+
+// compare makes a case per processor and source file, and one per compiler. Sources below native that the table was
+// made from get one case, whatever reports the folders hold of them.
+func compare(t *Table, native string, folders []string) ([]testCase, error) {
 	var cases []testCase
 	reached := map[[3]string]bool{}
 	archs := map[string]bool{}
+	unreported := map[[2]string]bool{} // by vendor and file
 	for _, folder := range folders {
 		compiler, kernels, err := readFolder(folder)
 		if err != nil {
@@ -146,6 +186,25 @@ func compare(t *Table, folders []string) ([]testCase, error) {
 		}
 		vendor := filepath.Base(folder)
 		exact := t.Compilers[vendor] == compiler
+		same, err := t.compared(folder, native)
+		if err != nil {
+			return nil, err
+		}
+		for _, file := range slices.Sorted(maps.Keys(same)) {
+			if same[file] {
+				cases = append(cases, testCase{Name: vendor + " " + file + " is what the table was made from"})
+			}
+		}
+		kernels = slices.DeleteFunc(kernels, func(k Kernel) bool { return same[k.File] })
+		for key := range t.Rows {
+			switch file := key[1]; {
+			case vendorOf(key[0]) != vendor || native == "":
+			case same[file]:
+				reached[key] = true
+			case exact && !slices.ContainsFunc(kernels, func(k Kernel) bool { return k.File == file }):
+				unreported[[2]string{vendor, file}] = true
+			}
+		}
 		if !exact {
 			cases = append(cases, testCase{Name: vendor + " compiler", Skipped: &failure{fmt.Sprintf(
 				"registers are not compared: this is %s, the table was made with %s", compiler, t.Compilers[vendor])}})
@@ -170,7 +229,7 @@ func compare(t *Table, folders []string) ([]testCase, error) {
 	}
 	var gone []string
 	for key := range t.Rows {
-		if archs[key[0]] && !reached[key] {
+		if (archs[key[0]] || unreported[[2]string{vendorOf(key[0]), key[1]}]) && !reached[key] {
 			gone = append(gone, "  "+strings.Join(key[:], " "))
 		}
 	}

@@ -83,7 +83,7 @@ func folder(t *testing.T, name, compiler, report string) string {
 
 func failures(t *testing.T, table *Table, dir string) string {
 	t.Helper()
-	cases, err := compare(table, []string{dir})
+	cases, err := compare(table, "", []string{dir})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +100,7 @@ func TestCompareAndRewrite(t *testing.T) {
 	dir := folder(t, "cuda", "nvcc 1", ptxas)
 	path := filepath.Join(t.TempDir(), "table.tsv")
 	table, _ := readTable(path)
-	if err := rewrite(table, path, []string{dir}); err != nil {
+	if err := rewrite(table, path, "", []string{dir}); err != nil {
 		t.Fatal(err)
 	}
 	reread := func() *Table {
@@ -118,7 +118,7 @@ func TestCompareAndRewrite(t *testing.T) {
 	key := [3]string{"sm_86", "a", "scale_kernel"}
 	table = reread()
 	table.Notes[key] = "measured: faster so"
-	if err := rewrite(table, path, []string{dir}); err != nil {
+	if err := rewrite(table, path, "", []string{dir}); err != nil {
 		t.Fatal(err)
 	}
 	if got := failures(t, reread(), dir); got != "" {

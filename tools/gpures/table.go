@@ -8,10 +8,11 @@ import (
 	"strings"
 )
 
-// Table is GPU_RESOURCES.tsv: the compilers that made it, a row per kernel and processor, and the reasons for rows that
-// spill or use scratch.
+// Table is GPU_RESOURCES.tsv: the compilers and sources that it was made from, a row per kernel and processor, and the
+// reasons for rows that spill or use scratch.
 type Table struct {
-	Compilers map[string]string // by vendor: first word of the version
+	Compilers map[string]string    // by vendor: first word of the version
+	Sources   map[[2]string]string // by vendor and file: digest of what the rows were made from
 	Rows      map[[3]string]Kernel
 	Notes     map[[3]string]string
 }
@@ -22,7 +23,8 @@ const tableHead = "# Registers, spills and memory of the GPU kernels, as compile
 const tableColumns = "arch\tfile\tkernel\tregisters\tspilled\tscratch\tshared\treason"
 
 func readTable(path string) (*Table, error) {
-	t := &Table{Compilers: map[string]string{}, Rows: map[[3]string]Kernel{}, Notes: map[[3]string]string{}}
+	t := &Table{Compilers: map[string]string{}, Sources: map[[2]string]string{}, Rows: map[[3]string]Kernel{},
+		Notes: map[[3]string]string{}}
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return t, err
@@ -32,6 +34,13 @@ func readTable(path string) (*Table, error) {
 			vendor, version, _ := strings.Cut(rest, ": ")
 			t.Compilers[vendor] = version
 			continue
+		}
+		if rest, ok := strings.CutPrefix(line, "# source "); ok {
+			if f := strings.Fields(rest); len(f) == 3 {
+				t.Sources[[2]string{f[0], f[1]}] = f[2]
+				continue
+			}
+			return t, fmt.Errorf("%s:%d: want # source VENDOR FILE DIGEST", path, i+1)
 		}
 		if line == "" || line[0] == '#' || line == tableColumns {
 			continue
@@ -58,6 +67,10 @@ func (t *Table) write(path string) error {
 	b.WriteString(tableHead)
 	for _, vendor := range slices.Sorted(maps.Keys(t.Compilers)) {
 		fmt.Fprintf(&b, "# compiler %s: %s\n", vendor, t.Compilers[vendor])
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(t.Sources),
+		func(a, b [2]string) int { return slices.Compare(a[:], b[:]) }) {
+		fmt.Fprintf(&b, "# source %s %s %s\n", key[0], key[1], t.Sources[key])
 	}
 	b.WriteString(tableColumns + "\n")
 	for _, key := range slices.SortedFunc(maps.Keys(t.Rows),
