@@ -34,8 +34,9 @@ func main() {
 
 func run(ctx context.Context, duration time.Duration, factor float64, disconnects int, out string) (bool, error) {
 	cfg := overload.Config{
-		Peak: min(duration, 30*time.Second), Overload: duration, Factor: factor, Least: 0.95, Queue: 16, Clients: 12,
-		Disconnects: disconnects, Tokens: 256, MemoryRise: 0.10, MemorySlack: 32 << 20, Log: os.Stderr,
+		Peak: min(duration, 30*time.Second), Overload: duration, Factor: factor, Least: 0.95, Tries: 1,
+		Slots: 32, Queue: 16, Clients: 40, Disconnects: disconnects, Tokens: 256,
+		MemoryRise: 0.10, MemorySlack: 32 << 20, Log: os.Stderr,
 	}
 	startCtx, stop := context.WithTimeout(ctx, time.Minute)
 	defer stop()
@@ -58,8 +59,9 @@ func run(ctx context.Context, duration time.Duration, factor float64, disconnect
 			float64(m.Disconnected)/1e6)
 	}
 	table.Write(os.Stdout)
-	fmt.Printf("\npeak %.0f tokens a second in %.1f requests; at %.0f times the requests %.0f (%.0f %%)\n",
-		r.Peak, r.PeakRequests, factor, r.Goodput, 100*r.Share)
+	fmt.Printf("\npeak %.0f tokens a second in %.1f requests, %.0f afterwards; "+
+		"at %.0f times the requests %.0f (%.0f %%)\n",
+		r.Peak, r.PeakRequests, r.PeakAfter, factor, r.Goodput, 100*r.Share)
 	fmt.Printf("%d sent, %d served (the slowest in %.1f s), %d refused, %d of them without Retry-After, %d failed; "+
 		"at most %d waited; %d clients left\n",
 		r.Sent, r.Served, r.Slowest, r.Refused, r.NoRetry, r.Failed, r.Queue, r.Left)

@@ -1,5 +1,6 @@
 // Command sessions measures what the prefix cache saves: the second turn of a long conversation, also after a restart
-// from states on disk and with what was read ahead, and the prompts of an agent whose history grows from turn to turn.
+// from states on disk, with what was read ahead, and on another worker, and the prompts of an agent whose history grows
+// from turn to turn.
 //
 //	go run ./bench/sessions [-rounds 3] [-turns 16] [-out build/sessions.json]
 package main
@@ -29,6 +30,8 @@ const (
 	mostDisk  = 0.12 // the same after a restart
 	mostAhead = 0.03 // the same after a pause in which the conversation was read ahead
 	mostRead  = 1.1  // prompt tokens read for a new one
+	// the same on another worker, which fetches the state from the first
+	mostFetched = 0.2
 )
 
 func main() {
@@ -56,7 +59,12 @@ type results struct {
 	AheadShare  float64  `json:"second_turn_read_ahead_share"`
 	Paused      []second `json:"second_turn_not_read_ahead"`
 	PausedShare float64  `json:"second_turn_not_read_ahead_share"`
-	Agent       agent    `json:"agent"`
+	// Elsewhere are second turns on another worker, which fetches the state, and on one that does not.
+	Elsewhere      []second `json:"second_turn_fetched"`
+	ElsewhereShare float64  `json:"second_turn_fetched_share"`
+	Unfetched      []second `json:"second_turn_not_fetched"`
+	UnfetchedShare float64  `json:"second_turn_not_fetched_share"`
+	Agent          agent    `json:"agent"`
 }
 
 // second is the second turn of a conversation, beside the first, which is cold.
@@ -109,6 +117,14 @@ func run(ctx context.Context, rounds, turns int, out string) error {
 		func() (second, error) { return paused(ctx, "off") }); err != nil {
 		return err
 	}
+	if r.Elsewhere, r.ElsewhereShare, err = turnsOf("The second turn on another worker, fetched", rounds,
+		func() (second, error) { return elsewhere(ctx, "on") }); err != nil {
+		return err
+	}
+	if r.Unfetched, r.UnfetchedShare, err = turnsOf("The second turn on another worker, not fetched", rounds,
+		func() (second, error) { return elsewhere(ctx, "off") }); err != nil {
+		return err
+	}
 	if r.Agent, err = trace(ctx, c, turns); err != nil {
 		return err
 	}
@@ -130,6 +146,9 @@ func run(ctx context.Context, rounds, turns int, out string) error {
 	case r.AheadShare > mostAhead:
 		return fmt.Errorf("read ahead, the second turn's first token takes %.1f %% of a cold one, at most %.0f %% are the aim",
 			100*r.AheadShare, 100*mostAhead)
+	case r.ElsewhereShare > mostFetched:
+		return fmt.Errorf("fetched, the second turn's first token takes %.1f %% of a cold one, at most %.0f %% are the aim",
+			100*r.ElsewhereShare, 100*mostFetched)
 	case a.Ratio > mostRead:
 		return fmt.Errorf("the agent's target reads %.2f tokens for a new one, at most %.1f are the aim", a.Ratio, mostRead)
 	}
@@ -242,6 +261,50 @@ func paused(ctx context.Context, ahead string) (s second, err error) {
 	})
 }
 
+// elsewhere is a second turn on another worker than the first, which fetches the state or not. The second worker is
+// there from the second turn on, and its name is the lower one.
+func elsewhere(ctx context.Context, fetch string) (s second, err error) {
+	dir, err := os.MkdirTemp("", "tandem-sessions-")
+	if err != nil {
+		return s, err
+	}
+	defer os.RemoveAll(dir)
+	registry := "unix://" + filepath.Join(dir, "registry")
+	startCtx, stop := context.WithTimeout(ctx, time.Minute)
+	defer stop()
+	cl, err := cluster.Start(startCtx, cluster.Options{Args: []string{"--demo", "--read-ahead", "off", "--route", "load",
+		"--registry-listen", registry, "--peer-fetch", fetch}})
+	if err != nil {
+		return s, err
+	}
+	defer cl.Close()
+	c := client.New(cl.HTTP)
+	var joined *cluster.Joined
+	defer func() {
+		if joined != nil {
+			joined.Close()
+		}
+	}()
+	return secondTurnOn(ctx, c, 17, fetch == "on", func() (*client.Client, error) {
+		if joined, err = cluster.Join(registry, "another", "--peer-fetch", fetch); err != nil {
+			return nil, err
+		}
+		for range 600 {
+			workers, err := c.Workers(ctx)
+			if err != nil {
+				return nil, err
+			}
+			for _, w := range workers {
+				if w.ID == "another" && w.State == "ready" {
+					return c, nil
+				}
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		return nil, fmt.Errorf("the second worker is not ready after a minute:\n%s", joined.Log())
+	})
+}
+
 // uncache drops the files of a folder from the page cache; they are synced.
 func uncache(dir string) error {
 	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -261,10 +324,17 @@ func secondTurn(ctx context.Context, c *client.Client) (s second, err error) {
 	return secondTurnAt(ctx, c, 17, func() (*client.Client, error) { return c, nil })
 }
 
-// secondTurnAt asks for the first turn of a conversation, with an answer of so many tokens at most, then for the second
-// one where again says.
+// secondTurnAt is secondTurnOn for a second turn that is to be restored.
 func secondTurnAt(
 	ctx context.Context, c *client.Client, most int, again func() (*client.Client, error),
+) (s second, err error) {
+	return secondTurnOn(ctx, c, most, true, again)
+}
+
+// secondTurnOn asks for the first turn of a conversation, with an answer of so many tokens at most, then for the second
+// one where again says. cached says whether that is to come from the cache.
+func secondTurnOn(
+	ctx context.Context, c *client.Client, most int, cached bool, again func() (*client.Client, error),
 ) (s second, err error) {
 	list := []client.Message{{Role: "system", Content: words(1000)}}
 	for i := range 14 {
@@ -288,7 +358,7 @@ func secondTurnAt(
 	s = second{Tokens: hit.Usage.PromptTokens, ColdMS: cold.Usage.Timings.TTFTMs,
 		Cached: hit.Usage.PromptDetails.CachedTokens, HitMS: t.TTFTMs, RestoreMS: t.RestoreMs,
 		Share: t.TTFTMs / cold.Usage.Timings.TTFTMs, Drafted: t.DraftedTokens, Steps: t.VerifySteps}
-	if s.Cached == 0 || s.Drafted == 0 {
+	if s.Cached > 0 != cached || cached && s.Drafted == 0 {
 		return s, fmt.Errorf("the second turn took %d tokens from the cache and verified %d drafted ones", s.Cached, s.Drafted)
 	}
 	return s, nil

@@ -299,6 +299,7 @@ func (c *Client) do(request *http.Request) (*http.Response, error) {
 type Worker struct {
 	ID, Role, State, Address, Backend, Device, Model string
 	Lanes                                            int
+	MaxCtx                                           int `json:"max_ctx"`
 	LanesBusy                                        int `json:"lanes_busy"`
 	Sequences                                        int `json:"engine_sequences"`
 	Orphans                                          int `json:"orphaned_sequences"`

@@ -163,9 +163,20 @@ func (c *Cluster) Kill() {
 	<-c.ended
 }
 
-// Close kills what may still run and removes the directory. For defer and t.Cleanup after Stop.
+// Close kills what may still run, waits until it is gone and removes the directory. For defer and t.Cleanup after Stop.
+// Workers end a moment after the process that started them, and until then write to folders of the test.
 func (c *Cluster) Close() {
 	c.Kill()
+	for range 500 {
+		left := c.Processes()
+		if len(left) == 0 {
+			break
+		}
+		for _, p := range left {
+			_ = syscall.Kill(p.PID, syscall.SIGKILL)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
 	_ = os.RemoveAll(c.Dir)
 }
 

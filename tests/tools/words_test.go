@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -151,6 +152,40 @@ func TestNativeIsWrapped(t *testing.T) {
 				t.Errorf("%s:%d has %d columns", file, i+1, n)
 			}
 		}
+	}
+}
+
+// scripts reports whether a file is one of the kinds whose lines clang-format and gofmt do not look after.
+func scripts(file string) bool {
+	name := filepath.Base(file)
+	return file == ".ci/run" || strings.HasPrefix(name, "Dockerfile") ||
+		slices.Contains([]string{"Makefile", "CMakeLists.txt"}, name) ||
+		slices.Contains([]string{".sh", ".py", ".cmake", ".yaml", ".yml"}, filepath.Ext(file))
+}
+
+// quoted is a literal that stays whole.
+var quoted = regexp.MustCompile(`"(?:[^"\\]|\\.){60,}"|'[^']{60,}'`)
+
+// TestScriptsAreWrapped: lines of scripts, of the build and of configuration have at most 120 columns, not counting the
+// spaces that align a comment. Long literals stay whole. Programs beside test data are lists of texts, as is the one
+// for the tokenizer's goldens.
+func TestScriptsAreWrapped(t *testing.T) {
+	root, files := tracked(t, "", ".sh", ".py", ".cmake", ".yaml", ".yml", ".txt", ".worker", ".gateway",
+		".worker-cuda", ".worker-rocm")
+	checked := 0
+	for _, file := range files {
+		if !scripts(file) || strings.Contains(file, "/testdata/") || file == "tools/tokenizer-goldens.py" {
+			continue
+		}
+		checked++
+		for i, l := range linesOf(t, root, file) {
+			if n := utf8.RuneCountInString(aligned.ReplaceAllString(l, " ")); n > columns && !quoted.MatchString(l) {
+				t.Errorf("%s:%d has %d columns", file, i+1, n)
+			}
+		}
+	}
+	if checked < 30 {
+		t.Errorf("checked %d files only", checked)
 	}
 }
 
