@@ -464,6 +464,7 @@ void bench_choose(Bench* b) {
                         {"the same, penalties, log-probability", 0.7f, 0.95f, 20, true, 64, 0},
                         {"T 1", 1, 1, 0, false, 0, 0},
                         {"T 1, top-p 0.95", 1, 0.95f, 0, false, 0, 0},
+                        {"T 5, top-p 0.95 (flat)", 5, 0.95f, 0, false, 0, 0},
                         {"list of 8", 0, 1, 0, false, 0, 8}};
   float* logits = static_cast<float*>(b->take(uint64_t{kMost} * kVocab * sizeof(float)));
   launch(b->stream, {.grid = {4096}, .block = {256}, .name = "random"}, random_logits_kernel, logits,
@@ -494,6 +495,7 @@ void bench_choose(Bench* b) {
       }
       a.rows = rows;
       a.plans = b->upload(plans);
+      a.nucleus = c.top_p < 1 && c.top_k == 0;
       b->line(label((std::string("choice, ") + c.name).c_str(), rows).c_str(),
               b->time(kTimes,
                       [&] {

@@ -200,7 +200,8 @@ TND_OUTLINE double add_ascending(const double* sums, int64_t n, Shared& s) {
   return s.sum;
 }
 
-TND_OUTLINE int32_t draw_all(const View& view, float max, float temperature, float min_p, double u,
+// Draws from the candidates from `low` on, whose sums are in the scratch.
+TND_OUTLINE int32_t draw_all(const View& view, uint64_t low, float max, float temperature, float min_p, double u,
                              const Scratch& scratch, Shared& s) {
   const int64_t blocks = blocks_of(view.vocab);
   const double target = u * add_ascending(scratch.weights, blocks, s);
@@ -208,7 +209,7 @@ TND_OUTLINE int32_t draw_all(const View& view, float max, float temperature, flo
   const auto weight = [&](int64_t token) {
     if (token >= view.vocab) return 0.0f;
     const uint64_t key = view.key(token);
-    const float w = finite_key(key) ? weight_of(value_of(key), max, temperature) : 0.0f;
+    const float w = finite_key(key) && key >= low ? weight_of(value_of(key), max, temperature) : 0.0f;
     return w < min_p ? 0.0f : w;
   };
   __syncthreads();  // all have the sum
@@ -260,54 +261,92 @@ TND_OUTLINE int32_t draw_all(const View& view, float max, float temperature, flo
   return s.count;
 }
 
+// Draws from the list of the n most likely candidates, of which top_p of the sum `total` are kept; for all threads. -1
+// if it does not hold all that are kept, unless it is `complete`.
+TND_OUTLINE int32_t choose_of_list(const ChooseRow& plan, int n, double total, bool complete, Shared& s) {
+  int kept = n;
+  if (plan.top_p < 1.0f) {
+    bool reached = false;
+    kept = count_nucleus(n, static_cast<double>(plan.top_p) * total, s, &reached);
+    if (!reached && !complete) return -1;
+  }
+  const double of_kept = sum_list(n, kept, plan.min_p, s);
+  if (threadIdx.x == 0) s.count = draw_list(n, plan.draw * of_kept, s);
+  __syncthreads();
+  return s.count;
+}
+
 // Token of a row whose logits carry their penalties; for all threads.
 TND_OUTLINE int32_t choose_token(const ChooseArgs& a, int64_t row, uint64_t best, const Scratch& scratch, Shared& s) {
-  constexpr int kFirst = 256;  // candidates that nearly always hold what top_p keeps
   const ChooseRow& plan = a.plans[row];
   const View view = allowed_view(a, row);
   const uint64_t* keys = scratch.allowed_keys;
-  const int64_t blocks = blocks_of(a.vocab);
   const float max = value_of(best), temperature = temperature_of(plan);
   const int limit = plan.top_k > 0 && plan.top_k < a.vocab ? plan.top_k : a.vocab;
-  const bool all = limit == a.vocab, by_mass = plan.top_p < 1.0f;
-  if (all && !by_mass) return draw_all(view, max, temperature, plan.min_p, plan.draw, scratch, s);
-
-  const double mass = all ? add_ascending(scratch.weights, blocks, s) : 0;
-  const int longest = kList < a.vocab ? kList : a.vocab;
-#pragma unroll 1
-  for (int most = !all ? limit : kFirst < a.vocab ? kFirst : a.vocab; most <= longest; most = longest) {
-    select_top(view, keys, most, s);
-    const int n = finite_count(most, s);
+  const bool by_mass = plan.top_p < 1.0f;
+  uint64_t low = 0;
+  double total = 0;
+  if (limit == a.vocab) {
+    const Narrowed& last = scratch.narrowed[kNarrowPasses];
+    if (!by_mass || last.open != 0) {
+      low = by_mass ? static_cast<uint64_t>(last.bits) << 32 : 0;
+      return draw_all(view, low, max, temperature, plan.min_p, plan.draw, scratch, s);
+    }
+    total = last.total;
+  } else if (limit <= kList) {
+    select_top(view, keys, limit, s);
+    const int n = finite_count(limit, s);
     weigh_list(n, max, temperature, s);
-    int kept = n;
-    bool complete = true;
-    if (by_mass) {
-      const double total = all ? mass : sum_list(n, n, 0.0f, s);
-      kept = count_nucleus(n, static_cast<double>(plan.top_p) * total, s, &complete);
-      complete = complete || !all || n < most || most == a.vocab;
-    }
-    if (complete) {
-      const double total = sum_list(n, kept, plan.min_p, s);
-      if (threadIdx.x == 0) s.count = draw_list(n, plan.draw * total, s);
-      __syncthreads();
-      return s.count;
-    }
-    if (most == longest) break;
+    return choose_of_list(plan, n, by_mass ? sum_list(n, n, 0.0f, s) : 0, true, s);
+  } else {
+    low = kth_key(view, ~uint64_t{0}, limit, s);
+    if (by_mass) total = sum_weights(view, keys, low, max, temperature, 0.0f, scratch.weights, s);
   }
-
-  uint64_t low = all ? 0 : kth_key(view, ~uint64_t{0}, limit, s);
   if (by_mass) {
-    const double total = all ? mass : sum_weights(view, keys, low, max, temperature, 0.0f, scratch.weights, s);
     const double wanted = static_cast<double>(plan.top_p) * total;
     const uint64_t kept = nucleus(view, keys, limit, low, max, temperature, wanted, total, s);
     low = kept > low ? kept : low;
   }
-  const double total = sum_weights(view, keys, low, max, temperature, plan.min_p, scratch.weights, s);
+  total = sum_weights(view, keys, low, max, temperature, plan.min_p, scratch.weights, s);
   if (threadIdx.x == 0) {
     s.count = draw(view, keys, low, max, temperature, plan.min_p, scratch.weights, plan.draw * total);
   }
   __syncthreads();
   return s.count;
+}
+
+// Candidates that nearly always hold what top_p keeps of a trained model's.
+constexpr int kLikely = 256;
+
+__global__ void __launch_bounds__(kThreads, 1) choose_likely_kernel(ChooseArgs a) {
+  TND_SHARED(Shared, shared, [1]);
+  Shared& s = shared[0];
+  let_next_start();
+  if (static_cast<int>(blockIdx.x) >= rows_in_use(a.live, a.rows)) return;
+  wait_for_previous();
+  const int64_t row = blockIdx.x, blocks = blocks_of(a.vocab);
+  const ChooseRow& plan = a.plans[row];
+  if (!takes_nucleus(plan, a.vocab)) return;
+  const Scratch scratch = scratch_of(a, row);
+  const uint64_t best = row_max<kThreads>(scratch.allowed_blocks, blocks);
+  Narrowed begin{0, 0, 0, 0, 0, -1};
+  if (finite_key(best)) {
+    float* x = a.logits + row * a.stride;
+    const bool moved = moves(plan);
+    if (moved) move_logits<kThreads>(plan, x, 0, a.vocab, plan.undo);
+    const float max = value_of(best), temperature = temperature_of(plan);
+    begin.total = add_ascending(scratch.weights, blocks, s);
+    const int most = kLikely < a.vocab ? kLikely : a.vocab;
+    select_top(allowed_view(a, row), scratch.allowed_keys, most, s);
+    const int n = finite_count(most, s);
+    weigh_list(n, max, temperature, s);
+    begin.token = choose_of_list(plan, n, begin.total, n < most || most == a.vocab, s);
+    if (moved) undo_moves(plan, x, a.vocab);
+    const double wanted = static_cast<double>(plan.top_p) * begin.total;
+    begin.goal = static_cast<uint64_t>(wanted * static_cast<double>(kWeightUnits));
+    begin.open = begin.token < 0 && begin.goal > 0 && static_cast<uint64_t>(a.vocab) < kMostTokens ? 1 : 0;
+  }
+  if (threadIdx.x == 0) scratch.narrowed[0] = begin;
 }
 
 struct LogSoftmax {
@@ -368,6 +407,8 @@ __global__ void __launch_bounds__(kThreads, 1) choose_kernel(ChooseArgs a) {
       token = (plan.wants & kWantPlainId) != 0 ? 0 : -1;
     } else if (plan.temperature <= 0.0f) {
       token = token_of(best);
+    } else if (takes_nucleus(plan, a.vocab) && scratch.narrowed[0].token >= 0) {
+      token = scratch.narrowed[0].token;
     } else {
       const bool moved = moves(plan);
       if (moved) move_logits<kThreads>(plan, x, 0, a.vocab, plan.undo);
@@ -392,6 +433,11 @@ uint64_t choose_scratch_bytes(int64_t vocab, int rows) {
 void launch_choose(Stream& stream, const ChooseArgs& args) {
   const unsigned rows = static_cast<unsigned>(args.rows);
   launch_choose_sums(stream, args);
+  if (args.nucleus) {
+    launch(stream, {.grid = {rows}, .block = {kThreads}, .overlap = true, .name = "choose_likely"},
+           choose_likely_kernel, args);
+    launch_choose_nucleus(stream, args);
+  }
   launch(stream, {.grid = {rows}, .block = {kThreads}, .overlap = true, .name = "choose"}, choose_kernel, args);
 }
 

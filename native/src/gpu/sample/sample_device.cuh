@@ -1,6 +1,10 @@
-// Choices of tokens in kernels: what sample_sums.cu and sample.cu share. Three launches for all rows of a head:
+// Choices of tokens in kernels: what sample_sums.cu, sample_nucleus.cu and sample.cu share. Launches for all rows of a
+// head:
 //   maxima   best keys of every 256 and every 1024 tokens, raw and as a choice sees them
 //   sums     sums of exponentials of every 1024 tokens, in the orders that docs/sampling.md fixes
+//   likely   where top_p cuts candidates that top_k does not limit: the choice, if a short list holds what it keeps
+//   narrow   else, three times: which value is the last that it keeps
+//   kept     sums of the weights that are left, in the same order
 //   choose   one block per row: merges, lists the top, draws
 // A *key* is a logit and its token as one integer that orders by likelihood: descending logit, ties ascending token.
 // The k most likely tokens are found without reading all logits again: a value that k of the 256-token maxima reach is
@@ -29,16 +33,58 @@ constexpr int64_t blocks_of(int64_t vocab) {
   return (vocab + kBlock - 1) / kBlock;
 }
 
+// The last value that top_p keeps is found by its bits, from the highest on: sums of the weights by the next bits.
+inline constexpr int kNarrowPasses = 3;
+inline constexpr int kBins = 2048;
+TND_DEVICE int narrow_shift(int pass) {
+  return pass == 0 ? 21 : pass == 1 ? 10 : 0;
+}
+TND_DEVICE uint32_t narrow_mask(int pass) {
+  return pass == kNarrowPasses - 1 ? 1023u : 2047u;
+}
+
+// Weights as integers, so that sums are the same in any order: multiples of 2^-44, rounded down. The largest weight is
+// 1 and there are fewer than kMostTokens.
+inline constexpr float kWeightUnits = 0x1p44f;
+inline constexpr uint64_t kMostTokens = 1 << 19;
+TND_DEVICE uint64_t units_of(float weight) {
+  return static_cast<uint64_t>(weight * kWeightUnits);
+}
+// Integer sum that many threads add to.
+struct Units {
+  uint32_t low, high;
+};
+TND_DEVICE void add_units(Units* sum, uint64_t units) {
+  const uint32_t low = static_cast<uint32_t>(units);
+  const uint32_t carry = low + atomicAdd(&sum->low, low) < low ? 1 : 0;
+  const uint32_t high = static_cast<uint32_t>(units >> 32) + carry;
+  if (high != 0) atomicAdd(&sum->high, high);
+}
+
+// What a pass knows of the last value that top_p keeps.
+struct Narrowed {
+  double total;    // of all candidates' weights
+  uint64_t goal;   // that many units are kept
+  uint64_t above;  // units of what is above all values that have these bits
+  uint32_t bits;   // of the value, from the highest on
+  int32_t open;    // 0 = no more passes: the token is known, or the definition decides; else what is kept after the
+                   // last pass are the candidates from `bits` on
+  int32_t token;   // before the first pass: the choice, -1 if it is not known
+};
+
 // Scratch of a row, cut into arrays.
 struct Scratch {
   uint64_t *raw_keys, *allowed_keys;          // [parts]
   uint64_t *raw_block_keys, *allowed_blocks;  // [blocks]
   double* weights;                            // [blocks]
   double* runs;                               // [blocks][kBlock / kRun]: sum of the weights before a run
+  Narrowed* narrowed;                         // [passes + 1], before and after them
+  Units* bins;                                // [passes][kBins]
   float *raw_sums, *top_sums;                 // [blocks]
 };
 constexpr uint64_t row_scratch_bytes(int64_t vocab) {
-  return static_cast<uint64_t>(parts_of(vocab) * 16 + blocks_of(vocab) * (16 + 8 + 8 * (kBlock / kRun) + 8));
+  return static_cast<uint64_t>(parts_of(vocab) * 16 + blocks_of(vocab) * (16 + 8 + 8 * (kBlock / kRun) + 8)) +
+         (kNarrowPasses + 1) * sizeof(Narrowed) + kNarrowPasses * kBins * sizeof(Units);
 }
 TND_DEVICE Scratch scratch_of(const ChooseArgs& a, int64_t row) {
   const int64_t parts = parts_of(a.vocab), blocks = blocks_of(a.vocab);
@@ -49,7 +95,9 @@ TND_DEVICE Scratch scratch_of(const ChooseArgs& a, int64_t row) {
   s.allowed_blocks = s.raw_block_keys + blocks;
   s.weights = reinterpret_cast<double*>(s.allowed_blocks + blocks);
   s.runs = s.weights + blocks;
-  s.raw_sums = reinterpret_cast<float*>(s.runs + blocks * (kBlock / kRun));
+  s.narrowed = reinterpret_cast<Narrowed*>(s.runs + blocks * (kBlock / kRun));
+  s.bins = reinterpret_cast<Units*>(s.narrowed + kNarrowPasses + 1);
+  s.raw_sums = reinterpret_cast<float*>(s.bins + kNarrowPasses * kBins);
   s.top_sums = s.raw_sums + blocks;
   return s;
 }
@@ -132,6 +180,10 @@ TND_DEVICE float weight_of(float x, float max, float temperature) {
 TND_DEVICE bool takes_all(const ChooseRow& p, int vocab) {
   return (p.wants & kWantToken) != 0 && p.temperature > 0.0f && !(p.top_k > 0 && p.top_k < vocab);
 }
+// Whether top_p cuts candidates out of all tokens.
+TND_DEVICE bool takes_nucleus(const ChooseRow& p, int vocab) {
+  return takes_all(p, vocab) && p.top_p < 1.0f;
+}
 TND_DEVICE float temperature_of(const ChooseRow& p) {
   return p.temperature > kMinTemperature ? p.temperature : kMinTemperature;
 }
@@ -190,7 +242,37 @@ TND_OUTLINE uint64_t row_max(const uint64_t* keys, int64_t blocks) {
   return warp_max_key(lane < THREADS / TND_WARP ? of_warp[lane] : 0);
 }
 
-// The first two launches, in sample_sums.cu.
+// Threads that read a block of tokens, four each.
+inline constexpr int kReadThreads = kBlock / 4;
+
+// The four logits of a thread with bias and penalties; `room` is for a block's logits.
+TND_DEVICE void move_four(const ChooseArgs& a, const ChooseRow& plan, int64_t first, float (&v)[4], float* room) {
+  if (!moves(plan)) return;
+  float* mine = room + threadIdx.x * 4;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) mine[i] = v[i];
+  move_logits<kReadThreads>(plan, room, first, a.vocab - first < kBlock ? a.vocab - first : kBlock, nullptr);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) v[i] = mine[i];
+}
+
+// Ascending sum of a block's weights, which its sums at the beginnings of runs lead to; by one thread.
+TND_DEVICE double sum_ascending(const float* weights, double* runs) {
+  double sum = 0;
+#pragma unroll 1
+  for (int i = 0; i < kBlock; i += 16) {
+    if (i % kRun == 0) runs[i / kRun] = sum;
+    float next[16];
+#pragma unroll
+    for (int j = 0; j < 16; ++j) next[j] = weights[i + j];
+#pragma unroll
+    for (int j = 0; j < 16; ++j) sum += static_cast<double>(next[j]);
+  }
+  return sum;
+}
+
+// The launches before the choice, in sample_sums.cu and sample_nucleus.cu.
 void launch_choose_sums(Stream& stream, const ChooseArgs& args);
+void launch_choose_nucleus(Stream& stream, const ChooseArgs& args);
 
 }  // namespace tnd::gpu

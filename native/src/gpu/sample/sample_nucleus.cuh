@@ -43,14 +43,6 @@ TND_OUTLINE uint64_t nucleus_in_order(const View& view, const uint64_t* keys, in
   }
 }
 
-// Weights as integers, so that sums are the same in any order: multiples of 2^-44, rounded down. The largest weight is
-// 1 and there are fewer than kMostTokens.
-inline constexpr float kWeightUnits = 0x1p44f;
-inline constexpr uint64_t kMostTokens = 1 << 19;
-TND_DEVICE uint64_t units_of(float weight) {
-  return static_cast<uint64_t>(weight * kWeightUnits);
-}
-
 // Sums of N integers over all threads, for all threads. Begins and ends with a barrier.
 template <int N>
 TND_DEVICE void add_over_block(uint64_t (&sum)[N], Shared& s) {

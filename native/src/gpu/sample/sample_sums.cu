@@ -6,20 +6,8 @@ namespace {
 
 // ---- maxima: a block per 1024 tokens, four a thread
 
-constexpr int kReadThreads = kBlock / 4;
 constexpr int kReadWarps = kReadThreads / TND_WARP;
 constexpr int kWarpsPerPart = kPart / 4 / TND_WARP;
-
-// The four logits of a thread with bias and penalties; `room` is for a block's logits.
-TND_DEVICE void move_four(const ChooseArgs& a, const ChooseRow& plan, int64_t first, float (&v)[4], float* room) {
-  if (!moves(plan)) return;
-  float* mine = room + threadIdx.x * 4;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) mine[i] = v[i];
-  move_logits<kReadThreads>(plan, room, first, a.vocab - first < kBlock ? a.vocab - first : kBlock, nullptr);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) v[i] = mine[i];
-}
 
 __global__ void __launch_bounds__(kReadThreads, 4) choose_maxima_kernel(ChooseArgs a) {
   TND_SHARED(float, room, [kBlock]);
@@ -31,6 +19,12 @@ __global__ void __launch_bounds__(kReadThreads, 4) choose_maxima_kernel(ChooseAr
   const int tid = static_cast<int>(threadIdx.x);
   const Scratch s = scratch_of(a, row);
   const ChooseRow& plan = a.plans[row];
+  if (a.nucleus) {
+#pragma unroll 1
+    for (int64_t i = block * kReadThreads + tid; i < kNarrowPasses * kBins; i += int64_t{gridDim.x} * kReadThreads) {
+      s.bins[i] = Units{0, 0};
+    }
+  }
   const int64_t token = first + tid * 4;
   const float4 x = four_logits(a.logits + row * a.stride, token, a.vocab);
   float v[4] = {x.x, x.y, x.z, x.w};
@@ -138,18 +132,7 @@ TND_DEVICE void sum_choice_weights(const float (&v)[BLOCKS][4], int64_t first_bl
   __syncthreads();
   if (tid >= BLOCKS || first_block + tid >= blocks_of(view.vocab)) return;
   const int64_t block = first_block + tid;
-  const float* weights = room[tid];
-  double sum = 0;
-#pragma unroll 1
-  for (int i = 0; i < kBlock; i += 16) {
-    if (i % kRun == 0) s.runs[block * (kBlock / kRun) + i / kRun] = sum;
-    float next[16];
-#pragma unroll
-    for (int j = 0; j < 16; ++j) next[j] = weights[i + j];
-#pragma unroll
-    for (int j = 0; j < 16; ++j) sum += static_cast<double>(next[j]);
-  }
-  s.weights[block] = sum;
+  s.weights[block] = sum_ascending(room[tid], s.runs + block * (kBlock / kRun));
 }
 
 template <int BLOCKS>
