@@ -209,11 +209,15 @@ func run(ctx context.Context, o options) error {
 	}
 	if wanted(o.only, "prompt") {
 		for _, n := range []int{512, 8192} {
-			reply, err := ask(ctx, c, prompt(n, 7), 2, scenario{Speculation: plain})
-			if err != nil {
-				return err
+			var all []float64
+			for i := range o.rounds {
+				reply, err := ask(ctx, c, prompt(n, uint32(100+i)), 2, scenario{Speculation: plain})
+				if err != nil {
+					return err
+				}
+				all = append(all, reply.Usage.Timings.PrefillMs)
 			}
-			file.LongPromptMs[strconv.Itoa(n)] = reply.Usage.Timings.PrefillMs
+			file.LongPromptMs[strconv.Itoa(n)] = median(all)
 		}
 	}
 	print(file)

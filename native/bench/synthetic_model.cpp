@@ -43,10 +43,11 @@ struct Random {
   }
 };
 
-// Values of a matrix type, repeated over a tensor. The number of blocks is prime, so that rows do not repeat early.
-Status make_pattern(DType type, float deviation, std::vector<uint8_t>* out) {
-  const uint64_t elems = block_elems(type);
-  const uint64_t n = elems == 1 ? 261'389 : elems == 32 ? 8'191 * 32 : 1'021 * elems;
+// Chunks of values of a matrix type; a tensor is made of them in an order of its own, so that its rows differ: rows of a
+// head that are equal would give tokens that are equally likely, which no trained model has.
+constexpr uint64_t kChunk = 256, kChunks = 1021;
+Status make_chunks(DType type, float deviation, std::vector<uint8_t>* out) {
+  constexpr uint64_t n = kChunk * kChunks;
   std::vector<float> values(n);
   Random random{0x7A6D * (static_cast<uint64_t>(type) + 1)};
   for (float& v : values) v = deviation * random.normal();
@@ -60,11 +61,11 @@ class Filler {
   Filler(const std::vector<SyntheticTensor>& tensors, const std::vector<uint64_t>& offsets, uint8_t* base)
       : tensors_(tensors), offsets_(offsets), base_(base) {}
 
-  Status patterns() {
+  Status make_all_chunks() {
     for (const SyntheticTensor& t : tensors_) {
       if (t.ne.size() < 2 || t.type == DType::kF32) continue;
-      std::vector<uint8_t>& p = patterns_[key(t)];
-      if (p.empty()) TND_TRY(make_pattern(t.type, t.gain / std::sqrt(static_cast<float>(t.ne[0])), &p));
+      std::vector<uint8_t>& p = chunks_[key(t)];
+      if (p.empty()) TND_TRY(make_chunks(t.type, t.gain / std::sqrt(static_cast<float>(t.ne[0])), &p));
     }
     return Status();
   }
@@ -94,17 +95,19 @@ class Filler {
       }
       return;
     }
-    const std::vector<uint8_t>& p = patterns_.at(key(t));
-    const uint64_t n = t.bytes();
-    for (uint64_t done = 0; done < n; done += p.size()) {
-      std::memcpy(at + done, p.data(), std::min<uint64_t>(p.size(), n - done));
+    const std::vector<uint8_t>& chunks = chunks_.at(key(t));
+    const uint64_t n = t.bytes(), size = chunks.size() / kChunks;
+    Random random{0};
+    for (const char c : t.name) random.state = random.next() + static_cast<uint8_t>(c);
+    for (uint64_t done = 0; done < n; done += size) {
+      std::memcpy(at + done, &chunks[random.next() % kChunks * size], std::min(size, n - done));
     }
   }
 
   const std::vector<SyntheticTensor>& tensors_;
   const std::vector<uint64_t>& offsets_;
   uint8_t* const base_;
-  std::map<std::tuple<int32_t, uint64_t, float>, std::vector<uint8_t>> patterns_;
+  std::map<std::tuple<int32_t, uint64_t, float>, std::vector<uint8_t>> chunks_;
   std::atomic<size_t> next_{0};
 };
 
@@ -392,7 +395,7 @@ Status SyntheticModel::fill(const SyntheticShape& shape, int threads, bool serve
   Filler filler(tensors, offsets, static_cast<uint8_t*>(base));
   Status s;
   if (threads > 0) {
-    s = filler.patterns();
+    s = filler.make_all_chunks();
     if (s.ok()) filler.run(threads);
   }
   munmap(base, size);
