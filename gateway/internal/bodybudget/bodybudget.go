@@ -61,7 +61,7 @@ type Share struct {
 
 	// Guarded by the budget's lock.
 	taken int64
-	// gone says that the body has to give way; abort ends a Read that waits for the client.
+	// gone says that the body has to give way; abort ends Reads that wait for the client soon.
 	gone  bool
 	abort func()
 }
@@ -165,7 +165,7 @@ func (b *Budget) unlist(s *Share) {
 
 // Reader counts what is read of a body of JSON; its errors of the budget come in the place of data. A body whose length
 // is known has room for its bytes before any is read: the error says that there is none. The length is -1 for others.
-// abort ends a Read of r at once, from another goroutine; it is not called after Release.
+// abort makes Reads of r that wait for the client end soon, from another goroutine; it is not called after Release.
 func (s *Share) Reader(r io.ReadCloser, length int64, abort func()) (io.ReadCloser, error) {
 	if s.b == nil {
 		return r, nil

@@ -150,8 +150,7 @@ func begin(t *testing.T, b *Budget, length int64, release bool) *arriving {
 }
 
 // TestLastBegunGivesWay: bodies that arrive together and do not fit never block each other, whatever order their bytes
-// come in: the first is read as a whole, and those that give way are the last, at once, also while their clients
-// send nothing.
+// come in: the first is read as a whole, and those that give way are the last, also while their clients send nothing.
 func TestLastBegunGivesWay(t *testing.T) {
 	const whole = 64 << 20
 	racetest.Bubble(t, func(t *testing.T) {

@@ -28,6 +28,10 @@ const (
 	// writePiece is how much is written at once: each piece has its own time limit, so that a slow but living client
 	// counts as making progress.
 	writePiece = 32 << 10
+	// abortAfter is how long the body of a request that is refused meanwhile is still waited for. A client that sends
+	// gets its answer with the next bytes; after a Read that ran out of time net/http closes the connection at once,
+	// and the client may lose the answer.
+	abortAfter = time.Second
 )
 
 // writer notes the status and gives every write a time limit.
@@ -89,7 +93,7 @@ type body struct {
 	sent   *sentBody
 }
 
-// abort ends a Read that waits for the client, and all later ones.
+// abort lets Reads wait for the client no longer than abortAfter.
 func (b *body) abort() { b.sent.abort() }
 
 func newBody(w *writer, r *http.Request, stall time.Duration) (*body, error) {
@@ -116,7 +120,7 @@ type sentBody struct {
 
 func (b *sentBody) abort() {
 	b.aborted.Store(true)
-	_ = b.rc.SetReadDeadline(time.Now().Add(-time.Second))
+	_ = b.rc.SetReadDeadline(time.Now().Add(abortAfter))
 }
 
 // Read implements io.Reader. At the end the time limit is lifted: from then on the server watches the connection for
@@ -126,7 +130,7 @@ func (b *sentBody) Read(p []byte) (int, error) {
 	_ = b.rc.SetReadDeadline(time.Now().Add(b.stall))
 	// Asked after the limit was set: an abort that comes later sets its own.
 	if b.aborted.Load() {
-		return 0, bodyError{os.ErrDeadlineExceeded}
+		_ = b.rc.SetReadDeadline(time.Now().Add(abortAfter))
 	}
 	n, err := b.ReadCloser.Read(p)
 	if errors.Is(err, io.EOF) {
