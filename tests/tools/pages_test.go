@@ -15,7 +15,7 @@ import (
 
 // pages are the documents whose code spans name files of the tree.
 var pages = []string{"CONTRIBUTING.md", "docs/english.md", "docs/style.md", "docs/how-to-add.md",
-	"docs/models.md", "docs/design.md"}
+	"docs/models.md", "docs/design.md", "docs/defects.md"}
 
 var (
 	codeSpan = regexp.MustCompile("`([^`\n]+)`")
@@ -156,6 +156,46 @@ func TestPagesNameWhatExists(t *testing.T) {
 	}
 	if checked < 100 {
 		t.Errorf("checked %d paths in other documents only", checked)
+	}
+}
+
+// TestDefectsHaveTests: each row of docs/defects.md names tests in files of tests, which TestPagesNameWhatExists looks
+// for there, and a commit of the tree's history.
+func TestDefectsHaveTests(t *testing.T) {
+	root, err := cluster.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(root, "docs/defects.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole := exec.Command("git", "-C", root, "rev-parse", "--is-shallow-repository")
+	out, err := whole.Output()
+	history := err == nil && strings.TrimSpace(string(out)) == "false"
+	rows := 0
+	for i, line := range strings.Split(string(text), "\n") {
+		cells := strings.Split(strings.Trim(line, "| "), " | ")
+		if !strings.HasPrefix(line, "| ") || cells[0] == "What was wrong" {
+			continue
+		}
+		rows++
+		if len(cells) != 3 {
+			t.Errorf("docs/defects.md:%d has %d cells, want 3", i+1, len(cells))
+			continue
+		}
+		for _, span := range strings.Split(cells[1], ", ") {
+			if m := named.FindStringSubmatch(strings.Trim(span, "`")); m == nil || m[2] == "" ||
+				!strings.Contains(filepath.Base(m[1]), "_test.") {
+				t.Errorf("docs/defects.md:%d: %s is no file of tests with names of tests", i+1, span)
+			}
+		}
+		if history && exec.Command("git", "-C", root, "cat-file", "-e", cells[2]+"^{commit}").Run() != nil {
+			t.Errorf("docs/defects.md:%d: there is no commit %s", i+1, cells[2])
+		}
+	}
+	if rows < 70 {
+		t.Errorf("%d defects are listed", rows)
 	}
 }
 

@@ -230,7 +230,7 @@ func (a *App) newGRPCServer(deps grpcapi.Deps) {
 	if a.cfg.TLSCert != "" {
 		opts = append(opts, grpc.Creds(credentials.NewTLS(a.cert.config("h2"))))
 	}
-	a.grpcServer = grpc.NewServer(append(opts, service.Interceptors()...)...)
+	a.grpcServer = grpc.NewServer(append(opts, service.ServerOptions()...)...)
 	service.Register(a.grpcServer)
 	a.rpcHealth = &rpcHealth{Server: health.NewServer(), serving: a.api.Serving}
 	grpc_health_v1.RegisterHealthServer(a.grpcServer, a.rpcHealth)

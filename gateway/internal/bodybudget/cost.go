@@ -19,14 +19,14 @@ const (
 	perTextValue  = 200
 )
 
-// OfText is the cost of a text that is not part of JSON.
-func OfText(text string) int64 {
+// OfText is what a text that is not part of JSON costs besides its bytes.
+func OfText(text []byte) (cost int64) {
 	s := scan{inString: true, fresh: true}
-	cost := int64(len(text)) * PerByte
-	for i := range len(text) {
-		if s.fresh || s.json {
-			cost += s.character(text[i])
+	for _, c := range text {
+		if !s.fresh && !s.json {
+			break
 		}
+		cost += s.character(c)
 	}
 	return cost
 }

@@ -15,27 +15,23 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// Interceptors attach a turn.Call to the context of every RPC: its id, arrival, and whose key it carries. Where there
+// ServerOptions attach a turn.Call to the context of every RPC: its id, arrival, and whose key it carries. Where there
 // are keys, an RPC without a valid one is refused; health checks and reflection stay open. Keys come as the metadata
-// "authorization: Bearer KEY", "x-api-key: KEY" or "api-key: KEY".
-func (s *Service) Interceptors() []grpc.ServerOption {
+// "authorization: Bearer KEY", "x-api-key: KEY" or "api-key: KEY". The codec counts what messages take of the budget.
+func (s *Service) ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
+		grpc.ForceServerCodecV2(codec{encoding.GetCodecV2(proto.Name)}),
 		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 			h grpc.UnaryHandler) (any, error) {
 			ctx, err := s.enter(ctx, info.FullMethod)
 			var answer any
-			share := s.bodies.Share()
-			defer share.Release()
-			if err == nil {
-				err = count(share, req)
-			}
 			if err == nil {
 				answer, err = h(ctx, req)
 			}
@@ -95,56 +91,6 @@ func (s *Service) leave(ctx context.Context, method string, err error) {
 	})
 }
 
-// count adds what a message takes to what its RPC holds of the budget. It has been decoded then: the size of messages
-// bounds that.
-func count(share *bodybudget.Share, msg any) error {
-	m, ok := msg.(proto.Message)
-	if !ok {
-		return nil
-	}
-	if err := share.Add(costOf(m.ProtoReflect())); err != nil {
-		return toRPC(err)
-	}
-	return nil
-}
-
-// costOf weighs a message as its JSON would be: what is made of both is the same.
-func costOf(m protoreflect.Message) int64 {
-	cost := int64(bodybudget.PerObject)
-	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
-		switch {
-		case f.IsMap():
-			v.Map().Range(func(k protoreflect.MapKey, v protoreflect.Value) bool {
-				cost += bodybudget.PerValue + bodybudget.OfText(k.String()) + costOfValue(f.MapValue(), v)
-				return true
-			})
-		case f.IsList() && f.Message() == nil && f.Kind() != protoreflect.StringKind &&
-			f.Kind() != protoreflect.BytesKind:
-			cost += int64(v.List().Len()) * bodybudget.PerNumber
-		case f.IsList():
-			for i := range v.List().Len() {
-				cost += bodybudget.PerValue + costOfValue(f, v.List().Get(i))
-			}
-		default:
-			cost += bodybudget.PerValue + costOfValue(f, v)
-		}
-		return true
-	})
-	return cost
-}
-
-func costOfValue(f protoreflect.FieldDescriptor, v protoreflect.Value) int64 {
-	switch {
-	case f.Message() != nil:
-		return costOf(v.Message())
-	case f.Kind() == protoreflect.StringKind:
-		return bodybudget.OfText(v.String())
-	case f.Kind() == protoreflect.BytesKind:
-		return int64(len(v.Bytes())) * bodybudget.PerByte
-	}
-	return 0
-}
-
 // callStream is a stream whose context holds its call and whose messages are counted.
 type callStream struct {
 	grpc.ServerStream
@@ -154,10 +100,11 @@ type callStream struct {
 
 // RecvMsg implements grpc.ServerStream.
 func (s *callStream) RecvMsg(m any) error {
-	if err := s.ServerStream.RecvMsg(m); err != nil {
+	l := &limited{msg: m, share: s.share}
+	if err := s.ServerStream.RecvMsg(l); err != nil {
 		return err
 	}
-	return count(s.share, m)
+	return l.err
 }
 
 // Context implements grpc.ServerStream.

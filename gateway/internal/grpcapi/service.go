@@ -231,6 +231,3 @@ func toRPC(err error) error {
 	}
 	return rpcerr.Internal("%s", text)
 }
-
-// Register adds the service to a server.
-func (s *Service) Register(g *grpc.Server) { tandemv1.RegisterInferenceServiceServer(g, s) }

@@ -51,7 +51,11 @@ func (r *repeated) Read(p []byte) (n int, err error) {
 func estimate(t *testing.T, body repeated) int64 {
 	t.Helper()
 	b := bodybudget.New(1 << 40)
-	if _, err := io.Copy(io.Discard, b.Share().Reader(io.NopCloser(&body))); err != nil {
+	r, err := b.Share().Reader(io.NopCloser(&body), -1, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, r); err != nil {
 		t.Fatal(err)
 	}
 	return b.Used()

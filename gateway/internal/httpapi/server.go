@@ -322,12 +322,15 @@ func (s *Server) guard(w *writer, r *http.Request, rt *route) (err error) {
 	if r.ContentLength > maxBodyBytes {
 		return tooLarge()
 	}
-	if r.Body, err = newBody(w, r, s.cfg.Stall); err != nil {
+	b, err := newBody(w, r, s.cfg.Stall)
+	if err != nil {
 		return err
 	}
 	share := s.bodies.Share()
 	defer share.Release()
-	r.Body = share.Reader(r.Body)
+	if r.Body, err = share.Reader(b, b.length, b.abort); err != nil {
+		return err
+	}
 	return h(w, r)
 }
 

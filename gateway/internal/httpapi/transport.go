@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
@@ -27,6 +28,10 @@ const (
 	// writePiece is how much is written at once: each piece has its own time limit, so that a slow but living client
 	// counts as making progress.
 	writePiece = 32 << 10
+	// abortAfter is how long the body of a request that is refused meanwhile is still waited for. A client that sends
+	// gets its answer with the next bytes; after a Read that ran out of time net/http closes the connection at once,
+	// and the client may lose the answer.
+	abortAfter = time.Second
 )
 
 // writer notes the status and gives every write a time limit.
@@ -79,22 +84,25 @@ func (e bodyError) Unwrap() error { return e.error }
 // errDamaged is the body's own fault: it is not what its headers say.
 var errDamaged = errors.New("the body is damaged")
 
-// body reads a request body within its limits: size, and progress within the stall time. Its errors are bodyErrors.
+// body is a request's body, decompressed where its Content-Encoding says so. Both sizes, as sent and decompressed, are
+// bounded by maxBodyBytes.
 type body struct {
 	io.ReadCloser
-	rc    *http.ResponseController
-	stall time.Duration
+	// length is the number of bytes that will be read, -1 where nothing says it.
+	length int64
+	sent   *sentBody
 }
 
-// newBody returns the body of a request, decompressed where its Content-Encoding says so. Both sizes, as sent and
-// decompressed, are bounded by maxBodyBytes.
-func newBody(w *writer, r *http.Request, stall time.Duration) (io.ReadCloser, error) {
-	plain := &body{ReadCloser: http.MaxBytesReader(w.ResponseWriter, r.Body, maxBodyBytes), rc: w.rc, stall: stall}
+// abort lets Reads wait for the client no longer than abortAfter.
+func (b *body) abort() { b.sent.abort() }
+
+func newBody(w *writer, r *http.Request, stall time.Duration) (*body, error) {
+	sent := &sentBody{ReadCloser: http.MaxBytesReader(w.ResponseWriter, r.Body, maxBodyBytes), rc: w.rc, stall: stall}
 	switch encoding := strings.ToLower(strings.Join(r.Header.Values("Content-Encoding"), ",")); encoding {
 	case "", "identity":
-		return plain, nil
+		return &body{sent, r.ContentLength, sent}, nil
 	case "gzip", "x-gzip":
-		return &gzipBody{from: plain, left: maxBodyBytes}, nil
+		return &body{&gzipBody{from: sent, left: maxBodyBytes}, -1, sent}, nil
 	default:
 		w.Header().Set("Accept-Encoding", "gzip, identity")
 		return nil, apierror.Transport(http.StatusUnsupportedMediaType,
@@ -102,11 +110,28 @@ func newBody(w *writer, r *http.Request, stall time.Duration) (io.ReadCloser, er
 	}
 }
 
+// sentBody reads a request body within its limits: size, and progress within the stall time. Its errors are bodyErrors.
+type sentBody struct {
+	io.ReadCloser
+	rc      *http.ResponseController
+	stall   time.Duration
+	aborted atomic.Bool
+}
+
+func (b *sentBody) abort() {
+	b.aborted.Store(true)
+	_ = b.rc.SetReadDeadline(time.Now().Add(abortAfter))
+}
+
 // Read implements io.Reader. At the end the time limit is lifted: from then on the server watches the connection for
 // the client's leaving, which may take as long as it wants. After an error it stays, because the server goes on reading
 // to empty the connection.
-func (b *body) Read(p []byte) (int, error) {
+func (b *sentBody) Read(p []byte) (int, error) {
 	_ = b.rc.SetReadDeadline(time.Now().Add(b.stall))
+	// Asked after the limit was set: an abort that comes later sets its own.
+	if b.aborted.Load() {
+		_ = b.rc.SetReadDeadline(time.Now().Add(abortAfter))
+	}
 	n, err := b.ReadCloser.Read(p)
 	if errors.Is(err, io.EOF) {
 		_ = b.rc.SetReadDeadline(time.Time{})
@@ -142,6 +167,9 @@ func (g *gzipBody) Read(p []byte) (n int, err error) {
 	return n, err
 }
 
+// Close implements io.Closer.
+func (g *gzipBody) Close() error { return g.from.Close() }
+
 // damaged marks errors of the compressed data; those of the connection below are marked already.
 func damaged(err error) error {
 	var known bodyError
@@ -150,9 +178,6 @@ func damaged(err error) error {
 	}
 	return bodyError{errors.Join(errDamaged, err)}
 }
-
-// Close implements io.Closer.
-func (g *gzipBody) Close() error { return g.from.Close() }
 
 // headerBytes is the size of the request's header block as HTTP/1.1 writes it.
 func headerBytes(r *http.Request) int {
