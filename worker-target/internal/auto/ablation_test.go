@@ -19,6 +19,7 @@ type part struct {
 	name     string
 	plan     func(m *Model, p *Policy, next func() Plan) Plan // nil = next alone
 	noLookup bool
+	noDraft  bool
 	noPrompt bool // no prior: the policy sees no prompt
 	frozen   bool // times of steps stay those of the start
 	chains   bool // no wider steps than a chain's
@@ -27,6 +28,7 @@ type part struct {
 var parts = []part{
 	{name: "all parts"},
 	{name: "lookup", noLookup: true},
+	{name: "draft", noDraft: true},
 	{name: "corrected times", frozen: true},
 	{name: "calibration", plan: func(m *Model, _ *Policy, next func() Plan) Plan {
 		clear(m.calibration[:])
@@ -44,7 +46,11 @@ var parts = []part{
 		return next()
 	}},
 	{name: "narrowing with load", plan: func(m *Model, _ *Policy, next func() Plan) Plan {
-		m.costs.others = 0
+		m.costs.others, m.costs.company = 0, 0
+		return next()
+	}},
+	{name: "price of waiting", plan: func(m *Model, _ *Policy, next func() Plan) Plan {
+		m.costs.company = 0
 		return next()
 	}},
 	{name: "trees", chains: true},
@@ -70,9 +76,9 @@ var settings = []setting{
 	{name: "cluster, the draft improves", machine: goldenWorld, wrong: 1, clients: 1, later: true,
 		without: []string{"fading of priors", "probes and trials"}},
 	{name: "card, 4 requests at a time", machine: goldenCard, wrong: 1, clients: 4,
-		without: []string{"narrowing with load", "lookup"}},
+		without: []string{"narrowing with load", "price of waiting", "lookup", "draft"}},
 	{name: "card, 8 requests at a time", machine: goldenCard, wrong: 1, clients: 8,
-		without: []string{"narrowing with load", "lookup"}},
+		without: []string{"narrowing with load", "price of waiting", "lookup", "draft"}},
 }
 
 // speed is the texts' decoding with a part taken away, times plain decoding with the same number of clients.
@@ -101,11 +107,14 @@ func (s *setting) speed(texts []goldenText, without *part, seed uint64) float64 
 				if order = order[1:]; s.later && turn < turns/2 {
 					g.known = make([]bool, len(g.Greedy)+1)
 				}
-				prompt := g.IDs
+				prompt, block := g.IDs, worldBlock
+				if without.noDraft {
+					block = 0
+				}
 				if without.noPrompt {
 					prompt = nil
 				}
-				r := w.open(m, g, worldBlock, prompt, 0)
+				r := w.open(m, g, block, prompt, 0)
 				r.noLookup, r.rows = without.noLookup, 1
 				open = append(open, r)
 				if counts {
@@ -117,7 +126,7 @@ func (s *setting) speed(texts []goldenText, without *part, seed uint64) float64 
 				rows += r.rows
 			}
 			for _, r := range open {
-				r.others = rows - r.rows
+				r.company, r.others = len(open)-1, rows-r.rows
 				before := r.ms
 				s.round(m, r, without)
 				if without.frozen {
@@ -193,8 +202,7 @@ func TestAblation(t *testing.T) {
 		"card, first choice right in 50 %, trees":                             1.25,
 	}
 	var rows []row
-	compare := func(name, without string, speed func(*part, uint64) float64) {
-		t.Helper()
+	compare := func(t *testing.T, name, without string, speed func(*part, uint64) float64) {
 		taken := &parts[slices.IndexFunc(parts, func(p part) bool { return p.name == without })]
 		var all, less, gains []float64
 		for seed := range uint64(seeds) {
@@ -212,12 +220,16 @@ func TestAblation(t *testing.T) {
 	}
 	for _, s := range settings {
 		for _, without := range s.without {
-			compare(s.name, without, func(p *part, seed uint64) float64 { return s.speed(texts, p, seed) })
+			t.Run(s.name+", "+without, func(t *testing.T) {
+				compare(t, s.name, without, func(p *part, seed uint64) float64 { return s.speed(texts, p, seed) })
+			})
 		}
 	}
 	for _, first := range []float64{.5, .7, .9} {
-		compare(fmt.Sprintf("card, first choice right in %.0f %%", 100*first), "trees",
-			func(p *part, seed uint64) float64 { return treeSpeed(goldenCard, first, p, seed) })
+		name := fmt.Sprintf("card, first choice right in %.0f %%", 100*first)
+		t.Run(name, func(t *testing.T) {
+			compare(t, name, "trees", func(p *part, seed uint64) float64 { return treeSpeed(goldenCard, first, p, seed) })
+		})
 	}
 	var table strings.Builder
 	for _, r := range rows {
