@@ -95,51 +95,64 @@ func (s *setting) speed(texts []goldenText, without *part, seed uint64) float64 
 		m.SetVerify(rows, ms(took))
 	}
 	start := m.costs.times
-	var spent, plain float64
+	type traffic struct {
+		text   goldenText
+		counts bool
+	}
+	var waiting []traffic
 	for turn := range turns {
 		order := slices.Clone(texts)
 		w.rng.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
-		counts := !s.later || turn >= turns/2
-		var open []*reading
-		for len(order) > 0 || len(open) > 0 {
-			for len(open) < s.clients && len(order) > 0 {
-				g := order[0]
-				if order = order[1:]; s.later && turn < turns/2 {
-					g.known = make([]bool, len(g.Greedy)+1)
-				}
-				prompt, block := g.IDs, worldBlock
-				if without.noDraft {
-					block = 0
-				}
-				if without.noPrompt {
-					prompt = nil
-				}
-				r := w.open(m, g, block, prompt, 0)
-				r.noLookup, r.rows = without.noLookup, 1
-				open = append(open, r)
-				if counts {
-					plain += float64(len(g.Greedy)-1) * w.verify(s.clients) / float64(s.clients)
-				}
+		for _, g := range order {
+			early := s.later && turn < turns/2
+			if early {
+				g.known = make([]bool, len(g.Greedy)+1)
 			}
-			rows := 0
-			for _, r := range open {
-				rows += r.rows
-			}
-			for _, r := range open {
-				r.company, r.others = len(open)-1, rows-r.rows
-				before := r.ms
-				s.round(m, r, without)
-				if without.frozen {
-					m.costs.times = start
-				}
-				if counts {
-					spent += (r.ms - before) / float64(len(open))
-				}
-			}
-			open = slices.DeleteFunc(open, func(r *reading) bool { return r.left() <= 0 })
+			waiting = append(waiting, traffic{g, !early})
 		}
 	}
-	return plain / spent
+	type client struct {
+		*reading
+		counts bool
+	}
+	open := make([]client, 0, s.clients)
+	var spent, plain float64
+	for {
+		for len(open) < s.clients && len(waiting) > 0 {
+			next := waiting[0]
+			waiting = waiting[1:]
+			prompt, block := next.text.IDs, worldBlock
+			if without.noPrompt {
+				prompt = nil
+			}
+			if without.noDraft {
+				block = 0
+			}
+			r := w.open(m, next.text, block, prompt, 0)
+			r.noLookup, r.rows = without.noLookup, 1
+			open = append(open, client{r, next.counts})
+		}
+		if len(open) < s.clients { // fewer at a time than the setting says
+			return plain / spent
+		}
+		rows := 0
+		for _, r := range open {
+			rows += r.rows
+		}
+		for _, r := range open {
+			r.company, r.others = len(open)-1, rows-r.rows
+			before, at := r.ms, r.at
+			s.round(m, r.reading, without)
+			if without.frozen {
+				m.costs.times = start
+			}
+			if r.counts {
+				spent += (r.ms - before) / float64(s.clients)
+				plain += float64(r.at-at) * w.verify(s.clients) / float64(s.clients)
+			}
+		}
+		open = slices.DeleteFunc(open, func(r client) bool { return r.left() <= 0 })
+	}
 }
 
 func (s *setting) round(m *Model, r *reading, without *part) {
