@@ -70,7 +70,7 @@ var settings = []setting{
 	{name: "demonstration cluster", machine: goldenWorld, wrong: 1, clients: 1,
 		without: []string{"lookup", "calibration", "priors", "fading of priors", "probes and trials"}},
 	{name: "card", machine: goldenCard, wrong: 1, clients: 1,
-		without: []string{"lookup", "calibration", "priors", "fading of priors", "probes and trials"}},
+		without: []string{"lookup", "draft", "calibration", "priors", "fading of priors", "probes and trials"}},
 	{name: "card, start measured wide steps as 3 times as long", machine: goldenCard, wrong: 3, clients: 1,
 		without: []string{"corrected times"}},
 	{name: "cluster, the draft improves", machine: goldenWorld, wrong: 1, clients: 1, later: true,
@@ -202,7 +202,7 @@ type row struct {
 }
 
 // TestAblation takes parts of the policy away, one at a time, and compares speeds in virtual time: with equal seeds, in
-// turns. Parts that bring much must go on to; the worst known, lookup with 8 requests, costs 9 %. The table:
+// turns. Parts that bring much must go on to, and none may cost much. The table:
 //
 //	go test -run TestAblation -v ./worker-target/internal/auto
 func TestAblation(t *testing.T) {
@@ -213,6 +213,10 @@ func TestAblation(t *testing.T) {
 		"card, start measured wide steps as 3 times as long, corrected times": 1.15,
 		"cluster, the draft improves, probes and trials":                      1.05,
 		"card, first choice right in 50 %, trees":                             1.25,
+		"card, 4 requests at a time, price of waiting":                        1.02,
+		"card, 4 requests at a time, lookup":                                  1,
+		"card, 8 requests at a time, price of waiting":                        1.1,
+		"card, 8 requests at a time, lookup":                                  1,
 	}
 	var rows []row
 	compare := func(t *testing.T, name, without string, speed func(*part, uint64) float64) {
@@ -226,7 +230,7 @@ func TestAblation(t *testing.T) {
 			slices.SortFunc(list, cmp.Compare[float64])
 		}
 		r := row{name, without, all[seeds/2], less[seeds/2], gains[seeds/2], gains[0], gains[seeds-1]}
-		if r.Gain < least[name+", "+without] || r.Gain < 0.87 {
+		if r.Gain < least[name+", "+without] || r.Gain < 0.95 {
 			t.Errorf("%s: with %s %.3f times plain decoding, without it %.3f", name, without, r.All, r.Less)
 		}
 		rows = append(rows, r)
