@@ -203,6 +203,7 @@ type StepResult struct {
 	EngineNanos int64     // time inside the native engine
 	BatchRows   int       // rows that ran together with those of the step, these included; 0 = these alone
 	PromptRows  int       // of them, those of pieces of prompts
+	BatchRounds int       // steps that the other ones of them are of
 }
 
 // DraftRequest is tnd_draft_request.

@@ -45,8 +45,8 @@ func (p *Policy) outlook(best estimate, token float64) float64 {
 	return unit * p.m.priors.mean(&p.promptPrefix, p.last, lean)
 }
 
-// settle compares the tokens of a round with a proposal, whose step took verify seconds, with the predicted ones.
-func (p *Policy) settle(r *Round, verify float64) {
+// settle compares the tokens of a round with a proposal, whose step had a price of so many seconds, with the predicted ones.
+func (p *Policy) settle(r *Round, price float64) {
 	if p.speed == 0 {
 		return
 	}
@@ -55,32 +55,32 @@ func (p *Policy) settle(r *Round, verify float64) {
 		return
 	}
 	tokens := float64(len(r.Path) + r.Extended)
-	predicted := p.speed * (verify + (r.Draft + r.CatchUp).Seconds())
+	predicted := p.speed * (price + (r.Draft + r.CatchUp).Seconds())
 	g := &p.m.calibration[p.last]
 	g.fade(1 - 1.0/calibrationMemory)
 	g.predicted += predicted
 	g.accepted += tokens
-	p.remember(r, verify, predicted)
+	p.remember(r, price, predicted)
 }
 
 // remember adds a round to the prior of the request's prefix. While rounds draft, no plain step shows the present time
 // of one; so in a slow minute of the machine the time is scaled back to the expected time of the round's step. Prompt
 // lookup gets some tokens for less than others, above all where a text quotes; the time of the round's own tokens
 // without the draft is known.
-func (p *Policy) remember(r *Round, verify, predicted float64) {
+func (p *Policy) remember(r *Round, price, predicted float64) {
 	c := &p.m.costs
 	tokens, token := float64(len(r.Path)+r.Extended), p.tokenCost(r.Length)
 	if p.shadow.tokens > 0 {
 		tokens = p.shadow.rounds * c.plainRound(r.Length) / token
 	}
-	usual := clamp(c.round(r.Rows, r.Length)/verify, 1.0/outlier, outlier)
+	usual := clamp(p.price(r.Rows, r.Length)/price, 1.0/outlier, outlier)
 	// A draft that is used from the start reads the prompt while the target does. One that is tried late is waited for
 	// until it has read everything, which predicts little of the next request.
 	wait := (r.Draft + r.CatchUp).Seconds()
 	if d := c.draft(r.Plan.Block); d > 0 && r.CatchUp > 0 {
 		wait = min(wait, mostCatchUp*d)
 	}
-	worth := min((verify+wait)*usual/token, mostCost)
+	worth := min((price+wait)*usual/token, mostCost)
 	if p.last == untried {
 		p.starting = true
 		p.m.priors.add(&p.promptPrefix, untried, worth, tokens)

@@ -66,8 +66,8 @@ type costs struct {
 	plain [contexts]float64
 	hop   float64 // time of a step beyond the engine's own: the round trip to it
 	// others is the running mean of the rows that other requests had in the same step: what rows cost is what they add
-	// to those.
-	others float64
+	// to those. company is that of the number of these requests: all of them wait for what rows add.
+	others, company float64
 }
 
 // trust counts measurements, which fade.
@@ -164,8 +164,11 @@ func (c *costs) observeHop(seconds float64) {
 // otherRows is the number of rows of other requests that a step is expected to have.
 func (c *costs) otherRows() int { return int(c.others + 0.5) }
 
-// observeOthers follows the number of rows of other requests.
-func (c *costs) observeOthers(rows int) { c.others += learn * (float64(rows) - c.others) }
+// observeOthers follows the number of other requests in the same step, and of their rows.
+func (c *costs) observeOthers(requests, rows int) {
+	c.company += learn * (float64(requests) - c.company)
+	c.others += learn * (float64(rows) - c.others)
+}
 
 // round is the expected time of a verify step as the loop sees it, 0 when no step was ever seen.
 func (c *costs) round(rows, length int) float64 {

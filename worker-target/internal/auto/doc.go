@@ -9,10 +9,22 @@
 //	chain of block b  E_chain(b) / (D(b) + V(b))
 //	tree of budget B  E_tree / (D(B) + V(rows))
 //
-// V is a table over row counts and context lengths, timed at the start and corrected by every step. D is a running mean
+// V is from a table over row counts and context lengths, timed at the start and corrected by every step. D is a running mean
 // per block size, waiting included. E is 1 + the sum over depths of the product of conditional acceptance rates. Rates
 // are kept separately for the draft's first choice (chain) and for any node (tree). A request's rates lean on those of
 // the whole worker: a new request starts where the last ones ended, and corrects itself within some rounds.
+//
+// # Company
+//
+// Rounds of several requests run in one step, and all of them wait for the rows of each. So V(n) is the price of n rows
+// for all: the time of a step with the rows of the others, o, and for each other request what the rows beyond one add:
+//
+//	V(n) = T(o + n) + k (T(o + n) - T(o + 1))
+//
+// T is the time of a step; o and the number of other requests are running means over the worker's rounds. k is that
+// number, times how much faster than this request the worker's requests get tokens: a second of one that gets three
+// tokens a step is worth three seconds of one that gets one. Alone, k is 0 and V(n) is T(n). Probes and trials pay
+// that price to the ledger, and predicted speeds are compared with real ones by it.
 //
 // # Trees
 //

@@ -94,7 +94,8 @@ type reading struct {
 	unread float64 // how long the draft has to read before it can propose
 	sent   bool    // it was given the prompt without being asked, and reads beside plain steps
 	rows   int     // of the last step
-	others int     // rows of other requests in the next step
+	// Of the next step: other requests, and their rows.
+	company, others int
 	// noLookup: nothing is predicted by prompt lookup.
 	noLookup bool
 	// A probe: the proposal, its plan and place, and how long the draft still works on it.
@@ -190,7 +191,7 @@ func (r *reading) round(plan Plan) {
 			leaf = whole.Add(token, leaf, 0)
 		}
 	}
-	round.Rows, round.Others, r.rows = whole.Len(), r.others, whole.Len()
+	round.Rows, round.Company, round.Others, r.rows = whole.Len(), r.company, r.others, whole.Len()
 	path := r.follow(&whole, r.at, len(r.text.Greedy))
 	if round.Tree != nil {
 		round.Path = path[:min(len(path), t.Len())]

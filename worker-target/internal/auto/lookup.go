@@ -105,7 +105,7 @@ func (p *Policy) reach(rates *[matches]float64, matched, most, length int, speed
 			break
 		}
 		tokens += product
-		seconds := c.bareRound(k+1, length)
+		seconds := p.barePrice(k+1, length)
 		if g := tokens - speed*seconds; g > gain {
 			gain = g
 			best = estimate{plan: Plan{Kind: Lookup, Block: k + 1, Budget: k}, tokens: tokens, seconds: seconds}
@@ -131,11 +131,10 @@ func (p *Policy) Extend(t *ddtree.Tree, leaf int32, matched, most, length int) (
 	for node := leaf; node != 0; node = t.Parents[node] {
 		chance *= p.local.conditional(&p.shape, t, node)
 	}
-	c := &p.m.costs
 	for ; n < most; n++ {
 		chance *= rates[matchClass(matched+n)]
 		rows := t.Len() + n
-		if chance < max(minRate, p.speed*(c.round(rows+1, length)-c.round(rows, length))) {
+		if chance < max(minRate, p.speed*(p.price(rows+1, length)-p.price(rows, length))) {
 			break
 		}
 	}

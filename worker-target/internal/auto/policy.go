@@ -72,6 +72,8 @@ type Round struct {
 	Length int // context length before the round
 	Rows   int
 	Others int // rows of other requests that ran together with these
+	// Company is the number of those requests.
+	Company int
 	// Beside are the rows of prompts that ran in the same step: the step's time then says nothing of rounds.
 	Beside int
 	// Verify is the engine's time for the step, Wall that of the whole call.
@@ -85,11 +87,15 @@ type Round struct {
 	Extended int
 }
 
+// tokens is how many tokens the round committed.
+func (r *Round) tokens() int { return max(1, len(r.Path)+r.Extended) }
+
 // Model holds a worker's estimates: costs of the machine, quality of its drafts, and the ledger of probes and trials.
 // Safe for concurrent use.
 type Model struct {
 	mu         sync.Mutex
 	costs      costs
+	flow       flow
 	prompts    promptCosts
 	acceptance acceptance
 	lookups    lookups
@@ -129,21 +135,21 @@ func (m *Model) Hop() time.Duration {
 	return time.Duration(m.costs.hop * float64(time.Second))
 }
 
-// ObservePlain learns from a step of a request that never drafts; others is the number of rows of other requests in
-// it, beside that of rows of prompts.
-func (m *Model) ObservePlain(length, others, beside int, verify, wall time.Duration) {
+// ObservePlain learns from a round of one row of a request that never drafts.
+func (m *Model) ObservePlain(r *Round) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.costs.observeOthers(others)
-	if beside > 0 {
+	m.costs.observeOthers(r.Company, r.Others)
+	m.flow.observe(1, r.Verify.Seconds()+m.costs.hop)
+	if r.Beside > 0 {
 		return
 	}
-	if others > 0 {
-		m.costs.observeStep(1+others, length, verify.Seconds())
+	if r.Others > 0 {
+		m.costs.observeStep(1+r.Others, r.Length, r.Verify.Seconds())
 		return
 	}
-	m.costs.observePlain(length, verify.Seconds())
-	m.costs.observeHop((wall - verify).Seconds())
+	m.costs.observePlain(r.Length, r.Verify.Seconds())
+	m.costs.observeHop((r.Wall - r.Verify).Seconds())
 }
 
 // Policy plans the rounds of one request. Not safe for concurrent use.
@@ -153,6 +159,7 @@ type Policy struct {
 	maxRows      int
 	promptPrefix promptPrefix
 	local        acceptance
+	flow         flow
 	lookups      lookups
 	shadow       shadow
 	plain        bool // the last plan went without the draft by choice
@@ -184,7 +191,7 @@ func (m *Model) NewRequest(block, maxRows int, prompt []int32) *Policy {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return &Policy{
-		m: m, block: min(max(block, 0), MaxBlock), maxRows: min(max(maxRows, 1), MaxBlock),
+		m: m, flow: m.flow, block: min(max(block, 0), MaxBlock), maxRows: min(max(maxRows, 1), MaxBlock),
 		promptPrefix: m.priors.open(prompt), local: m.acceptance.fresh(), gap: leastGap, least: leastGap, cut: -1,
 		claims: make([]float64, 0, ddtree.MaxNodes+1), order: make([]int32, 0, ddtree.MaxNodes+1),
 	}
@@ -193,7 +200,7 @@ func (m *Model) NewRequest(block, maxRows int, prompt []int32) *Policy {
 // Attach gives the request a draft with blocks of block rows; more than MaxBlock are not used.
 func (p *Policy) Attach(block int) { p.block = min(max(block, 0), MaxBlock) }
 
-// estimate is a plan with its expected tokens and seconds.
+// estimate is a plan with its expected tokens and the seconds that it costs: the price of its rows included.
 type estimate struct {
 	plan            Plan
 	tokens, seconds float64
@@ -268,7 +275,7 @@ func (p *Policy) drafted(block, length int) (best, second, chain estimate) {
 		b = min(b, block)
 		e := estimate{
 			plan:   Plan{Kind: Chain, Block: b, Budget: b - 1},
-			tokens: expected(&own.chain, b-1), seconds: c.draft(b) + c.round(b, length),
+			tokens: expected(&own.chain, b-1), seconds: c.draft(b) + p.price(b, length),
 		}
 		if best.seconds == 0 || e.speed() > best.speed() {
 			best = e
@@ -287,7 +294,7 @@ func (p *Policy) drafted(block, length int) (best, second, chain estimate) {
 	}
 	tree := estimate{
 		plan:   Plan{Kind: Tree, Block: block, Budget: p.maxRows - 1},
-		tokens: expected(&own.tree, block-1), seconds: c.draft(block) + c.round(int(rows+0.5), length),
+		tokens: expected(&own.tree, block-1), seconds: c.draft(block) + p.price(int(rows+0.5), length),
 	}
 	if tree.speed() > chain.speed() {
 		return tree, chain, chain
@@ -354,7 +361,7 @@ func (p *Policy) trim(t *ddtree.Tree, draft float64, length, least int) {
 	}
 	for i, node := range p.order {
 		tokens += p.p[node]
-		if speed := tokens / (draft + c.round(i+2, length)); speed > bestSpeed {
+		if speed := tokens / (draft + p.price(i+2, length)); speed > bestSpeed {
 			bestSpeed, bestRows = speed, i+2
 		}
 	}
@@ -385,7 +392,9 @@ func (p *Policy) Observe(r *Round) {
 		verify = c.step(r.Rows+r.Others, r.Length)
 		wall = verify + c.hop
 	}
-	c.observeOthers(r.Others)
+	c.observeOthers(r.Company, r.Others)
+	p.flow.observe(float64(r.tokens()), verify+c.hop+r.Draft.Seconds())
+	p.m.flow.observe(float64(r.tokens()), verify+c.hop+r.Draft.Seconds())
 	if !r.Plan.Kind.Drafts() {
 		p.plains++
 		p.since++
@@ -393,12 +402,13 @@ func (p *Policy) Observe(r *Round) {
 		p.plains = 0
 	}
 	if p.block > 1 {
-		p.m.state.done(r.Plan, max(1, len(r.Path)+r.Extended), r.Plan.Trial || p.trying)
+		p.m.state.done(r.Plan, r.tokens(), r.Plan.Trial || p.trying)
 	}
 	if r.Plan.Probe {
 		// The draft works at the same time: the step gives no plain time, but the cost of the probe, less the gain of
 		// its rest.
-		p.probeExtra += max(wall, verify) - float64(max(1, len(r.Path)))*p.tokenCost(r.Length)
+		p.probeExtra += max(wall, verify) + p.surcharge(r.Rows, r.Length) -
+			float64(max(1, len(r.Path)))*p.tokenCost(r.Length)
 		if r.Rows > 1 && r.Beside == 0 {
 			c.observeStep(r.Rows+r.Others, r.Length, verify)
 		}
@@ -421,6 +431,7 @@ func (p *Policy) Observe(r *Round) {
 	if r.Rows > 0 {
 		verify += c.hop
 	}
+	price := verify + p.surcharge(r.Rows, r.Length)
 	for k := range p.idle {
 		p.idle[k]++
 	}
@@ -428,7 +439,7 @@ func (p *Policy) Observe(r *Round) {
 	if !r.Plan.Kind.Drafts() {
 		if p.after {
 			p.after = false
-			p.charge(verify-c.bareRound(r.Rows, r.Length), r.Length)
+			p.charge(price-p.barePrice(r.Rows, r.Length), r.Length)
 		}
 		if p.block > 0 { // a request without a draft earns no trials for those with one
 			p.m.credit = min(p.m.credit+p.m.trialShare()*verify, p.ceiling(r.Length))
@@ -443,7 +454,7 @@ func (p *Policy) Observe(r *Round) {
 	tokens := 1.0
 	if r.Tree != nil {
 		tokens = float64(len(r.Path) + r.Extended)
-		p.settle(r, verify)
+		p.settle(r, price)
 		p.learn(r.Tree, r.Path, r.Length)
 		if r.Plan.Kind == Tree {
 			follow(&p.local.treeRows, float64(r.Tree.Len()))
@@ -452,7 +463,7 @@ func (p *Policy) Observe(r *Round) {
 	}
 	if r.Plan.Trial || p.trying {
 		p.after = true
-		p.charge(verify+(r.Draft+r.CatchUp).Seconds()-tokens*p.tokenCost(r.Length), r.Length)
+		p.charge(price+(r.Draft+r.CatchUp).Seconds()-tokens*p.tokenCost(r.Length), r.Length)
 	} else {
 		// Speculation that gains adds the same share, which pays for trials of other plans.
 		p.m.credit = min(p.m.credit+mostTrialShare*(verify+r.Draft.Seconds()), p.ceiling(r.Length))
@@ -465,11 +476,11 @@ func (p *Policy) learn(t *ddtree.Tree, path []int32, length int) {
 	if !p.tested {
 		p.tested = true
 		p.m.losing.fade(1 - 1.0/startMemory)
-		worth := (c.draft(p.block) + c.round(t.Len(), length)) / max(c.plainRound(length), 1e-9)
+		worth := (c.draft(p.block) + p.price(t.Len(), length)) / max(c.plainRound(length), 1e-9)
 		p.m.losing.add(float64(len(path)) < worth && len(path)-1 < t.Nodes()) // a probe that was right tests a few nodes only
 	}
 	if p.trying {
-		took := (c.draft(p.block) + c.round(t.Len(), length)) / max(c.plainRound(length), 1e-9) // in plain rounds
+		took := (c.draft(p.block) + p.price(t.Len(), length)) / max(c.plainRound(length), 1e-9) // in plain rounds
 		if p.m.wasted++; float64(len(path)) > useful*took {
 			p.m.wasted = 0
 		}

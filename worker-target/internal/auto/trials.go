@@ -90,7 +90,7 @@ func (p *Policy) measure(block, length int, best estimate) (plan Plan, ok bool) 
 		!c.doubtful(block, length) && !c.doubtfulDraft(block) {
 		return Plan{}, false
 	}
-	if !p.affords(c.draft(block)+c.round(block, length)-1/best.speed(), length) {
+	if !p.affords(c.draft(block)+p.price(block, length)-1/best.speed(), length) {
 		return Plan{}, false
 	}
 	p.speed = 0
@@ -142,7 +142,7 @@ func (p *Policy) probeFirst(first estimate, plainCost float64) bool {
 // charge books the cost of a probe or trial (or, below 0, its gain). Debt ends at one round of the most expensive plan:
 // a proposal that hung for a second must not silence drafting for a minute.
 func (p *Policy) charge(cost float64, length int) {
-	debt := p.m.costs.draft(p.block) + p.m.costs.round(p.maxRows, length)
+	debt := p.m.costs.draft(p.block) + p.price(p.maxRows, length)
 	p.m.credit = max(min(p.m.credit-cost, p.ceiling(length)), -debt)
 }
 
@@ -173,5 +173,5 @@ func (p *Policy) Probed(chain *ddtree.Tree, tested int, path []int32, length int
 
 // ceiling of the ledger.
 func (p *Policy) ceiling(length int) float64 {
-	return creditRounds * (p.m.costs.draft(p.block) + p.m.costs.round(p.block, length))
+	return creditRounds * (p.m.costs.draft(p.block) + p.price(p.block, length))
 }

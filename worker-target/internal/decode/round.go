@@ -27,7 +27,7 @@ func (s *Slot) round(ctx context.Context) (tandemv1.FinishReason, error) {
 	}
 	s.spec.Observe(&speculate.Verified{
 		Before: before, After: s.seq.Length(), Path: path, Tokens: s.out.Tokens(), Added: added,
-		Others: result.Others(), Beside: result.Beside(), Verify: verify, Wall: wall,
+		Others: result.Others(), Company: result.Company(), Beside: result.Beside(), Verify: verify, Wall: wall,
 	})
 	var err error
 	if reason == unfinished || s.reuse.Answers() {

@@ -103,7 +103,7 @@ func New(inner engine.Target, o Options) *Engine {
 	return e
 }
 
-// Step implements engine.Target. result.BatchRows is the number of rows of all steps that ran together.
+// Step implements engine.Target. result says in BatchRows and BatchRounds what ran together.
 func (e *Engine) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
 	return e.submit(ctx, nil, step, result)
 }
@@ -300,8 +300,9 @@ func (e *Engine) observePrompt(wall time.Duration) {
 func (e *Engine) runCuts(cuts []cut) error {
 	if len(cuts) == 1 && cuts[0].whole() {
 		p := cuts[0].p
-		if p.result.BatchRows, p.result.PromptRows = len(p.step.Rows), 0; p.class == piece {
-			p.result.PromptRows = len(p.step.Rows)
+		p.result.BatchRows, p.result.PromptRows, p.result.BatchRounds = len(p.step.Rows), 0, 1
+		if p.class == piece {
+			p.result.PromptRows, p.result.BatchRounds = len(p.step.Rows), 0
 		}
 		return e.Target.Step(p.ctx, p.step, p.result)
 	}
@@ -319,6 +320,8 @@ func (e *Engine) runCuts(cuts []cut) error {
 	for _, c := range cuts {
 		if c.p.class == piece {
 			out.prompt += c.n
+		} else {
+			out.rounds++
 		}
 	}
 	for _, c := range cuts {

@@ -454,6 +454,9 @@ func TestRowsOfJointSteps(t *testing.T) {
 		if want := []int{0, 0, 0, 1, 1, 0}[i]; p.result.PromptRows != want {
 			t.Errorf("step %d ran with %d rows of prompts, want %d", i, p.result.PromptRows, want)
 		}
+		if want := []int{4, 4, 4, 1, 1, 4}[i]; p.result.BatchRounds != want {
+			t.Errorf("step %d ran with %d rounds, want %d", i, p.result.BatchRounds, want)
+		}
 	}
 }
 

@@ -12,6 +12,7 @@ type splitter struct {
 	rows     []engine.Row
 	total    int
 	prompt   int // rows of pieces
+	rounds   int // cuts that are rounds
 	row      int // of the next cut
 	width    int // bytes of a row of features
 	kept     int // bytes of kept features dealt
@@ -81,7 +82,7 @@ func (s *splitter) next(c cut) {
 		s.logits += n
 	}
 	to.EngineNanos += f.EngineNanos
-	to.BatchRows, to.PromptRows = s.total, s.prompt
+	to.BatchRows, to.PromptRows, to.BatchRounds = s.total, s.prompt, s.rounds
 	s.row += c.n
 }
 

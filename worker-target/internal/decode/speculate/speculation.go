@@ -176,9 +176,18 @@ type Verified struct {
 	Tokens        []int32 // committed: fewer than Path when the answer ended on the way
 	Added         bool    // the constraint added nodes: the round says nothing about the draft
 	Others        int     // rows of other requests' rounds that ran in the same step
+	Company       int     // those requests
 	Beside        int     // rows of prompts that did
 	// Verify is the engine's time for the step, Wall that of the whole call.
 	Verify, Wall time.Duration
+}
+
+// round is what the policy learns from: a round of a plan with so many rows.
+func (v *Verified) round(plan auto.Plan, rows int) auto.Round {
+	return auto.Round{
+		Plan: plan, Length: v.Before, Rows: rows, Others: v.Others, Company: v.Company, Beside: v.Beside,
+		Verify: v.Verify, Wall: v.Wall,
+	}
 }
 
 // Observe counts what the round brought and learns from it.
@@ -193,7 +202,8 @@ func (s *Speculation) Observe(v *Verified) {
 	case s.planner.learns() != nil && (rows == 1 || s.exchange.waits() || s.plan.Kind == auto.Lookup || s.probe.running()):
 		s.learn(v, rows, beyond)
 	case rows == 1:
-		s.model.ObservePlain(v.Before, v.Others, v.Beside, v.Verify, v.Wall)
+		r := v.round(auto.Plan{Kind: auto.Plain}, rows)
+		s.model.ObservePlain(&r)
 	}
 }
 
@@ -226,9 +236,7 @@ func (s *Speculation) learn(v *Verified, rows, beyond int) {
 	if !s.exchange.waits() && !plan.Probe && (plan.Kind != auto.Lookup || rows == 1) {
 		plan = auto.Plan{Kind: auto.Plain}
 	}
-	s.round = auto.Round{
-		Plan: plan, Length: v.Before, Rows: rows, Others: v.Others, Beside: v.Beside, Verify: v.Verify, Wall: v.Wall,
-	}
+	s.round = v.round(plan, rows)
 	if s.exchange.waits() {
 		s.round.Draft, s.round.CatchUp = s.exchange.times(s.proposed)
 	}
