@@ -206,6 +206,9 @@ type row struct {
 //
 //	go test -run TestAblation -v ./worker-target/internal/auto
 func TestAblation(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes minutes under the race detector, and has one goroutine")
+	}
 	const seeds = 7
 	texts := goldenTexts(t)
 	least := map[string]float64{
