@@ -113,6 +113,9 @@ func New(inner engine.Target, o Options) *Engine {
 	if info.PromptRows == 0 {
 		e.unit = decodeUnit
 	}
+	if e.line.depth > 1 {
+		e.flight = e.spare()
+	}
 	e.timer.Stop()
 	return e
 }
