@@ -80,6 +80,8 @@ type Info struct {
 	PromptRows int
 	// Concurrent reports that steps of different sequences run at the same time: nothing is gained by joining them.
 	Concurrent bool
+	// Depth is the number of steps that keep the whole engine busy, 0 = one: a target in stages runs a step in each.
+	Depth int
 }
 
 // Sequence is a handle of an engine's sequence, Snapshot one of a stored state.
@@ -186,6 +188,9 @@ type Step struct {
 	HiddenIn []byte         // [len(Rows), hidden] in Hidden, little-endian, when the shard does not start at layer 0
 	Hidden   HiddenEncoding // of HiddenIn and StepResult.HiddenOut
 	Features FeatureEncoding
+	// Passed, if it is set, is called once the first stage of a target in stages has run the step: whoever calls Step now
+	// has that one's place behind it. A step that is refused, and other engines, do not call it.
+	Passed func()
 }
 
 // StepResult receives the outputs of a Step. Its slices are reused: pass the same value again to avoid allocation; they

@@ -42,6 +42,8 @@ func TestMain(m *testing.M) {
 	switch mode {
 	case "wide":
 		o = wide
+	case "middle":
+		o = middle
 	case "exit":
 		os.Exit(7)
 	case "slow":

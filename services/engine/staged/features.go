@@ -40,9 +40,8 @@ func (t *Target) featuresOf(step *engine.Step, groups []stepcheck.Group[*sequenc
 }
 
 // collect puts the features of the stages together. The last stage's result is the step's.
-func (t *Target) collect(ctx context.Context, step *engine.Step, groups []stepcheck.Group[*sequence], f features,
-	result *engine.StepResult) error {
-	last := len(t.stages) - 1
+func (t *Target) collect(ctx context.Context, w *work, step *engine.Step, result *engine.StepResult) error {
+	last, groups, f := len(t.stages)-1, w.checked, w.features
 	if f.rows == 0 {
 		return nil
 	}
@@ -50,7 +49,7 @@ func (t *Target) collect(ctx context.Context, step *engine.Step, groups []stepch
 		if k == last {
 			return result.Features
 		}
-		return t.work.stages[k].Features
+		return w.stages[k].Features
 	}
 	if f.whole {
 		if t.capturing != last {
@@ -58,7 +57,6 @@ func (t *Target) collect(ctx context.Context, step *engine.Step, groups []stepch
 		}
 		return nil
 	}
-	w := &t.work
 	w.raw = w.raw[:0]
 	for row := range f.rows {
 		for k := range t.stages {
@@ -96,22 +94,27 @@ func (t *Target) collect(ctx context.Context, step *engine.Step, groups []stepch
 		g := &groups[i]
 		wanting := g.Wanting(engine.WantFeatures)
 		if wanting > 0 && g.Kind != kind {
-			if err := t.broken(groups, fuse(n, kind)); err != nil {
+			if err := fuse(n, kind); err != nil {
 				return err
 			}
 			n, kind = 0, g.Kind
 		}
 		n += wanting
 	}
-	return t.broken(groups, fuse(n, kind))
+	return fuse(n, kind)
 }
 
 // broken breaks the sequences of committing groups when the features of a step that ran are lost: a caller that tries
 // again must not run the rows twice.
 func (t *Target) broken(groups []stepcheck.Group[*sequence], err error) error {
-	if err != nil {
-		for i := range groups {
-			groups[i].S.broken = groups[i].S.broken || groups[i].Commit
+	if err == nil {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range groups {
+		if groups[i].Commit {
+			groups[i].S.doom(err)
 		}
 	}
 	return err
@@ -143,7 +146,7 @@ func (t *Target) gatherFeatures(i *engine.Info) {
 	}
 }
 
-// capture changes what the stages capture. What was captured before is of no use then.
+// capture changes what the stages capture, after enterAlone. What was captured before is of no use then.
 func (t *Target) capture(change func(e engine.Target, stage int) error) error {
 	before := t.info.CaptureLayers
 	var failed error
@@ -163,6 +166,8 @@ func (t *Target) capture(change func(e engine.Target, stage int) error) error {
 			}
 		}
 	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	t.infoMu.Lock()
 	defer t.infoMu.Unlock()
 	t.gatherFeatures(&t.info)
@@ -179,7 +184,7 @@ func (t *Target) capture(change func(e engine.Target, stage int) error) error {
 
 // SetCapture implements engine.Target: each stage captures those of its layers.
 func (t *Target) SetCapture(ctx context.Context, layers []int32) error {
-	if err := t.enter(ctx); err != nil {
+	if err := t.enterAlone(ctx); err != nil {
 		return err
 	}
 	defer t.leave()
@@ -203,18 +208,17 @@ func (t *Target) SetCapture(ctx context.Context, layers []int32) error {
 
 // LoadFuse implements engine.Target: every stage learns from the file which of its layers to capture.
 func (t *Target) LoadFuse(ctx context.Context, path string) error {
-	if err := t.enter(ctx); err != nil {
+	if err := t.enterAlone(ctx); err != nil {
 		return err
 	}
 	defer t.leave()
 	return t.capture(func(e engine.Target, _ int) error { return e.LoadFuse(ctx, path) })
 }
 
-// Fuse implements engine.Target.
+// Fuse implements engine.Target. It needs no turn: it depends on no sequence.
 func (t *Target) Fuse(ctx context.Context, raw engine.RawFeatures, encoding engine.FeatureEncoding) ([]byte, error) {
-	if err := t.enter(ctx); err != nil {
+	if err := t.Err(); err != nil {
 		return nil, err
 	}
-	defer t.leave()
 	return t.stages[t.fuser()].Fuse(ctx, raw, encoding)
 }

@@ -15,6 +15,9 @@ type sequence struct {
 	of      []engine.Sequence // by stage
 	length  int
 	broken  bool
+	cause   error // of broken, if a call on its way failed
+	flying  int   // calls of it that are on their way
+	chain   bool  // all of them are steps that commit rows of this sequence alone
 	pending []pendingRow
 	kept    stepcheck.Span
 }
@@ -43,9 +46,17 @@ func (s *sequence) Kept() stepcheck.Span { return s.kept }
 
 // assume is for another state.
 func (s *sequence) assume(length int) {
-	s.length, s.broken, s.pending, s.kept = length, false, s.pending[:0], stepcheck.Span{}
+	s.length, s.broken, s.cause, s.pending, s.kept = length, false, nil, s.pending[:0], stepcheck.Span{}
 }
 
+// doom breaks a sequence.
+func (s *sequence) doom(err error) {
+	if !s.broken {
+		s.broken, s.cause = true, err
+	}
+}
+
+// find returns a sequence. The caller holds mu.
 func (t *Target) find(id engine.Sequence) (*sequence, error) {
 	s := t.sequences[id]
 	if s == nil {
@@ -68,133 +79,118 @@ func (t *Target) whole(id engine.Sequence) (*sequence, error) {
 
 // NewSequence implements engine.Sequences, as do the methods below.
 func (t *Target) NewSequence(ctx context.Context) (engine.Sequence, error) {
-	return t.make(ctx, 0, func(e engine.Target, _ int) (engine.Sequence, error) { return e.NewSequence(ctx) })
+	if err := t.enter(ctx); err != nil {
+		return 0, err
+	}
+	return t.make(ctx, nil, &sequence{}, func(e engine.Target, _ int) (engine.Sequence, error) {
+		return e.NewSequence(ctx)
+	})
 }
 
 // Fork makes a sequence in the state of another.
 func (t *Target) Fork(ctx context.Context, id engine.Sequence) (engine.Sequence, error) {
-	return t.make(ctx, id, nil)
-}
-
-// make makes a sequence in every stage or in none: new ones, or with an id forks of that one.
-func (t *Target) make(ctx context.Context, id engine.Sequence,
-	new func(e engine.Target, stage int) (engine.Sequence, error)) (engine.Sequence, error) {
-	if err := t.enter(ctx); err != nil {
+	from, err := t.enterFor(ctx, id, t.whole)
+	if err != nil {
 		return 0, err
 	}
-	defer t.leave()
-	s := &sequence{}
-	if new == nil {
-		from, err := t.whole(id)
-		if err != nil {
-			return 0, err
-		}
-		s.length = from.length
-		new = func(e engine.Target, stage int) (engine.Sequence, error) { return e.Fork(ctx, from.of[stage]) }
-	}
-	for k, e := range t.stages {
-		made, err := new(e, k)
-		if err != nil {
-			for i, done := range s.of {
-				if failed := t.stages[i].FreeSequence(context.WithoutCancel(ctx), done); failed != nil {
-					return 0, t.giveUp("a sequence could not be freed", failed)
-				}
-			}
-			return 0, err
-		}
-		s.of = append(s.of, made)
-	}
-	t.nextSequence++
-	t.sequences[t.nextSequence] = s
-	t.handles.AddSequence(t.nextSequence)
-	return t.nextSequence, nil
+	return t.make(ctx, from, &sequence{length: from.length}, func(e engine.Target, k int) (engine.Sequence, error) {
+		return e.Fork(ctx, from.of[k])
+	})
 }
 
-// all runs a call that no stage may refuse when the first took it.
-func (t *Target) all(what string, call func(e engine.Target, stage int) error) error {
-	for k, e := range t.stages {
-		if err := call(e, k); err != nil {
-			if k == 0 {
-				return err
-			}
-			return t.giveUp(what, err)
+// make makes a sequence in every stage or in none, after enter; from is what it is a fork of, or nil.
+func (t *Target) make(ctx context.Context, from, s *sequence,
+	one func(e engine.Target, stage int) (engine.Sequence, error)) (engine.Sequence, error) {
+	id := engine.Sequence(0)
+	err := t.pass(from, func(e engine.Target, k int) error {
+		made, err := one(e, k)
+		if err == nil {
+			s.of = append(s.of, made)
+		}
+		return err
+	}, func(_ int, err error) error {
+		if err == nil {
+			t.nextSequence++
+			id = t.nextSequence
+			t.sequences[id] = s
+			t.handles.AddSequence(id)
+		}
+		return err
+	})
+	if err == nil {
+		return id, nil
+	}
+	for i, done := range s.of {
+		if failed := t.stages[i].FreeSequence(context.WithoutCancel(ctx), done); failed != nil {
+			return 0, t.giveUp("a sequence could not be freed", failed)
 		}
 	}
-	return nil
+	return 0, err
 }
 
 // FreeSequence frees it in every stage.
 func (t *Target) FreeSequence(ctx context.Context, id engine.Sequence) error {
-	if err := t.enter(ctx); err != nil {
-		return err
-	}
-	defer t.leave()
-	s, err := t.find(id)
+	s, err := t.enterFor(ctx, id, t.find)
 	if err != nil {
 		return err
 	}
 	ctx = context.WithoutCancel(ctx)
-	if err := t.all("a sequence was not freed", func(e engine.Target, k int) error {
+	return t.all("a sequence was not freed", s, func(e engine.Target, k int) error {
 		return e.FreeSequence(ctx, s.of[k])
-	}); err != nil {
-		return err
-	}
-	delete(t.sequences, id)
-	t.handles.DropSequence(id)
-	return nil
+	}, func() {
+		delete(t.sequences, id)
+		t.handles.DropSequence(id)
+	})
 }
 
 // SequenceLength returns the number of committed positions.
 func (t *Target) SequenceLength(ctx context.Context, id engine.Sequence) (int, error) {
-	if err := t.enter(ctx); err != nil {
-		return 0, err
-	}
-	defer t.leave()
-	s, err := t.whole(id)
+	s, err := t.enterFor(ctx, id, t.whole)
 	if err != nil {
 		return 0, err
 	}
+	defer t.leave()
 	return s.length, nil
 }
 
 // Truncate cuts a sequence; one stage with recurrent layers is enough to refuse lengths between none and all.
 func (t *Target) Truncate(ctx context.Context, id engine.Sequence, length int) error {
-	if err := t.enter(ctx); err != nil {
+	s, err := t.enterFor(ctx, id, t.whole)
+	if err != nil {
 		return err
 	}
-	defer t.leave()
-	s, err := t.whole(id)
 	switch {
-	case err != nil:
-		return err
 	case length < 0 || length > s.length:
-		return rpcerr.InvalidArgument("length", "must be in 0..%d, got %d", s.length, length)
+		err = rpcerr.InvalidArgument("length", "must be in 0..%d, got %d", s.length, length)
 	case t.info.Recurrent && length != 0 && length != s.length:
-		return rpcerr.FailedPrecondition("length: recurrent states cannot go back from %d to %d", s.length, length)
+		err = rpcerr.FailedPrecondition("length: recurrent states cannot go back from %d to %d", s.length, length)
+	}
+	if err != nil {
+		t.leave()
+		return err
 	}
 	ctx = context.WithoutCancel(ctx)
-	if err := t.all("a sequence was not cut", func(e engine.Target, k int) error {
+	return t.all("a sequence was not cut", s, func(e engine.Target, k int) error {
 		return e.Truncate(ctx, s.of[k], length)
-	}); err != nil {
-		return err
-	}
-	s.length, s.pending = length, s.pending[:0]
-	s.kept.Truncate(length)
-	return nil
+	}, func() {
+		s.length, s.pending = length, s.pending[:0]
+		s.kept.Truncate(length)
+	})
 }
 
 // SetSampler sets the sampler of a sequence: the last stage chooses tokens.
 func (t *Target) SetSampler(ctx context.Context, id engine.Sequence, sampler engine.Sampler) error {
-	if err := t.enter(ctx); err != nil {
-		return err
-	}
-	defer t.leave()
-	s, err := t.whole(id)
+	s, err := t.enterFor(ctx, id, t.whole)
 	if err != nil {
 		return err
 	}
 	last := len(t.stages) - 1
-	return t.stages[last].SetSampler(ctx, s.of[last], sampler)
+	return t.pass(s, func(e engine.Target, k int) error {
+		if k < last {
+			return nil
+		}
+		return e.SetSampler(ctx, s.of[k], sampler)
+	}, func(_ int, err error) error { return err })
 }
 
 // Exported states: magic, number of stages, and of each its length and bytes; CRC-32C of everything before.
@@ -205,53 +201,53 @@ var (
 
 // Export returns the states of all stages.
 func (t *Target) Export(ctx context.Context, id engine.Sequence) ([]byte, error) {
-	if err := t.enter(ctx); err != nil {
-		return nil, err
-	}
-	defer t.leave()
-	s, err := t.whole(id)
+	s, err := t.enterFor(ctx, id, t.whole)
 	if err != nil {
 		return nil, err
 	}
 	le := binary.LittleEndian
 	b := le.AppendUint32(append([]byte(nil), magic...), uint32(len(t.stages)))
-	for k, e := range t.stages {
+	err = t.pass(s, func(e engine.Target, k int) error {
 		state, err := e.Export(ctx, s.of[k])
-		if err != nil {
-			return nil, err
-		}
 		b = append(le.AppendUint64(b, uint64(len(state))), state...)
+		return err
+	}, func(_ int, err error) error { return err })
+	if err != nil {
+		return nil, err
 	}
 	return le.AppendUint32(b, crc32.Checksum(b, castagnoli)), nil
 }
 
 // Import takes what Export returned. A state that is refused leaves the sequence as it was.
 func (t *Target) Import(ctx context.Context, id engine.Sequence, state []byte) error {
-	if err := t.enter(ctx); err != nil {
-		return err
-	}
-	defer t.leave()
-	s, err := t.find(id)
+	s, err := t.enterFor(ctx, id, t.find)
 	if err != nil {
 		return err
 	}
 	states, err := t.unpack(state)
 	if err != nil {
+		t.leave()
 		return err
 	}
-	for k, e := range t.stages {
+	length, changed := 0, false
+	return t.pass(s, func(e engine.Target, k int) (err error) {
 		if err := e.Import(ctx, s.of[k], states[k]); err != nil {
-			s.broken = s.broken || k > 0 // the first refuses what another refuses, or has changed nothing
 			return err
 		}
-	}
-	length, err := t.stages[0].SequenceLength(context.WithoutCancel(ctx), s.of[0])
-	if err != nil {
-		s.broken = true
+		changed = true // the first refuses what another refuses, or has changed nothing
+		if k == len(t.stages)-1 {
+			length, err = e.SequenceLength(context.WithoutCancel(ctx), s.of[k])
+		}
 		return err
-	}
-	s.assume(length)
-	return nil
+	}, func(_ int, err error) error {
+		switch {
+		case err == nil:
+			s.assume(length)
+		case changed:
+			s.doom(err)
+		}
+		return err
+	})
 }
 
 func (t *Target) unpack(state []byte) ([][]byte, error) {

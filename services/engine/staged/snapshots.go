@@ -23,6 +23,7 @@ type writing struct {
 	next   engine.Part // where the next bytes go
 }
 
+// stored returns a snapshot. The caller holds mu.
 func (t *Target) stored(id engine.Snapshot) (*snapshot, error) {
 	p := t.snapshots[id]
 	if p == nil {
@@ -43,110 +44,149 @@ func (t *Target) finished(id engine.Snapshot) (*snapshot, error) {
 	return p, nil
 }
 
-// keep makes a snapshot in every stage or in none. The caller has the turn.
-func (t *Target) keep(ctx context.Context, p *snapshot,
-	one func(e engine.Target, stage int) (engine.Snapshot, error)) (engine.Snapshot, error) {
-	for k, e := range t.stages {
-		made, err := one(e, k)
-		if err != nil {
-			for i, done := range p.of {
-				if failed := t.stages[i].FreeSnapshot(context.WithoutCancel(ctx), done); failed != nil {
-					return 0, t.giveUp("a snapshot could not be freed", failed)
-				}
-			}
-			return 0, err
-		}
-		p.of = append(p.of, made)
+// enterWith is enter for a call of a snapshot, which find looks up.
+func (t *Target) enterWith(ctx context.Context, id engine.Snapshot,
+	find func(engine.Snapshot) (*snapshot, error)) (*snapshot, error) {
+	if err := t.enter(ctx); err != nil {
+		return nil, err
 	}
-	t.nextSnapshot++
-	t.snapshots[t.nextSnapshot] = p
-	t.handles.AddSnapshot(t.nextSnapshot)
-	return t.nextSnapshot, nil
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p, err := find(id)
+	if err != nil {
+		t.leave()
+		return nil, err
+	}
+	return p, nil
+}
+
+// enterRead is enterWith for a call that reads a finished snapshot, whose layout is known then.
+func (t *Target) enterRead(ctx context.Context, id engine.Snapshot) (*snapshot, error) {
+	p, err := t.enterWith(ctx, id, t.finished)
+	if err != nil {
+		return nil, err
+	}
+	if err := t.learn(ctx); err != nil {
+		t.leave()
+		return nil, err
+	}
+	return p, nil
+}
+
+// keep makes a snapshot in every stage or in none, after enter; s is the sequence that it is of, nil = none.
+func (t *Target) keep(ctx context.Context, s *sequence, p *snapshot,
+	one func(e engine.Target, stage int) (engine.Snapshot, error)) (engine.Snapshot, error) {
+	id := engine.Snapshot(0)
+	err := t.pass(s, func(e engine.Target, k int) error {
+		made, err := one(e, k)
+		if err == nil {
+			p.of = append(p.of, made)
+		}
+		return err
+	}, func(_ int, err error) error {
+		if err == nil {
+			t.nextSnapshot++
+			id = t.nextSnapshot
+			t.snapshots[id] = p
+			t.handles.AddSnapshot(id)
+		}
+		return err
+	})
+	if err == nil {
+		return id, nil
+	}
+	for i, done := range p.of {
+		if failed := t.stages[i].FreeSnapshot(context.WithoutCancel(ctx), done); failed != nil {
+			return 0, t.giveUp("a snapshot could not be freed", failed)
+		}
+	}
+	return 0, err
 }
 
 // NewSnapshot implements engine.Sequences, as do the methods below.
 func (t *Target) NewSnapshot(ctx context.Context, id engine.Sequence) (engine.Snapshot, error) {
-	if err := t.enter(ctx); err != nil {
-		return 0, err
-	}
-	defer t.leave()
-	s, err := t.whole(id)
+	s, err := t.enterFor(ctx, id, t.whole)
 	if err != nil {
 		return 0, err
 	}
-	return t.keep(ctx, &snapshot{length: s.length}, func(e engine.Target, k int) (engine.Snapshot, error) {
+	return t.keep(ctx, s, &snapshot{length: s.length}, func(e engine.Target, k int) (engine.Snapshot, error) {
 		return e.NewSnapshot(ctx, s.of[k])
 	})
 }
 
 // RestoreSnapshot puts a sequence into a stored state.
 func (t *Target) RestoreSnapshot(ctx context.Context, id engine.Snapshot, q engine.Sequence) error {
-	if err := t.enter(ctx); err != nil {
-		return err
-	}
-	defer t.leave()
-	p, err := t.finished(id)
-	if err != nil {
-		return err
-	}
-	s, err := t.find(q)
-	if err != nil {
-		return err
-	}
-	for k, e := range t.stages {
-		if err := e.RestoreSnapshot(ctx, p.of[k], s.of[k]); err != nil {
-			// A stage that has no room for pages, or whose call was cancelled, after the ones before it took the state.
-			s.broken = s.broken || k > 0
-			return err
+	s, err := t.enterFor(ctx, q, func(q engine.Sequence) (*sequence, error) {
+		if _, err := t.finished(id); err != nil {
+			return nil, err
 		}
+		return t.find(q)
+	})
+	if err != nil {
+		return err
 	}
-	s.assume(p.length)
-	return nil
+	t.mu.Lock()
+	p := t.snapshots[id]
+	t.mu.Unlock()
+	return t.pass(s, func(e engine.Target, k int) error {
+		return e.RestoreSnapshot(ctx, p.of[k], s.of[k])
+	}, func(stage int, err error) error {
+		switch {
+		case err == nil:
+			s.assume(p.length)
+		case stage > 0:
+			// This stage has no room for pages, or its call was cancelled, after the ones before it took the state.
+			s.doom(err)
+		}
+		return err
+	})
 }
 
 // DemoteSnapshot moves pages to host memory.
 func (t *Target) DemoteSnapshot(ctx context.Context, id engine.Snapshot) error {
-	if err := t.enter(ctx); err != nil {
-		return err
-	}
-	defer t.leave()
-	p, err := t.finished(id)
+	p, err := t.enterWith(ctx, id, t.finished)
 	if err != nil {
 		return err
 	}
-	for k, e := range t.stages {
-		if err := e.DemoteSnapshot(ctx, p.of[k]); err != nil {
-			return err // stages before have given up their pages already: they come back when it is restored
-		}
-	}
-	return nil
+	return t.pass(nil, func(e engine.Target, k int) error {
+		return e.DemoteSnapshot(ctx, p.of[k])
+	}, func(_ int, err error) error {
+		return err // stages before have given up their pages already: they come back when it is restored
+	})
 }
 
 // FreeSnapshot frees it in every stage.
 func (t *Target) FreeSnapshot(ctx context.Context, id engine.Snapshot) error {
-	if err := t.enter(ctx); err != nil {
-		return err
-	}
-	defer t.leave()
-	p, err := t.stored(id)
+	p, err := t.enterWith(ctx, id, t.stored)
 	if err != nil {
 		return err
 	}
 	ctx = context.WithoutCancel(ctx)
-	if err := t.all("a snapshot was not freed", func(e engine.Target, k int) error {
+	t.mu.Lock()
+	delete(t.snapshots, id) // whoever frees it again meanwhile does not find it
+	t.mu.Unlock()
+	return t.pass(nil, func(e engine.Target, k int) error {
 		return e.FreeSnapshot(ctx, p.of[k])
-	}); err != nil {
-		return err
-	}
-	delete(t.snapshots, id)
-	t.handles.DropSnapshot(id)
-	return nil
+	}, func(stage int, err error) error {
+		switch {
+		case err == nil:
+			t.handles.DropSnapshot(id)
+			return nil
+		case stage == 0:
+			t.snapshots[id] = p
+			return err
+		}
+		return t.giveUp("a snapshot was not freed", err)
+	})
 }
 
-// learn finds out what snapshots of the stages consist of. The caller has the turn, or is the only one yet.
+// learn finds out what snapshots of the stages consist of. The caller has the first stage's turn, or is the only one yet.
 func (t *Target) learn(ctx context.Context) error {
 	if t.layouts != nil {
 		return nil
+	}
+	if err := t.alone(ctx); err != nil {
+		return err
 	}
 	var layouts []engine.SnapshotLayout
 	for k, e := range t.stages {
@@ -216,17 +256,11 @@ func (t *Target) layout(length int) engine.SnapshotLayout {
 // DescribeSnapshot implements engine.SnapshotParts, as do the methods below. The state is that of the stages one after
 // the other, and so is each page.
 func (t *Target) DescribeSnapshot(ctx context.Context, id engine.Snapshot) (engine.SnapshotLayout, error) {
-	if err := t.enter(ctx); err != nil {
-		return engine.SnapshotLayout{}, err
-	}
-	defer t.leave()
-	p, err := t.finished(id)
-	if err == nil {
-		err = t.learn(ctx)
-	}
+	p, err := t.enterRead(ctx, id)
 	if err != nil {
 		return engine.SnapshotLayout{}, err
 	}
+	defer t.leave()
 	return t.layout(p.length), nil
 }
 
@@ -258,35 +292,38 @@ func (t *Target) segments(length int, at engine.Part, data []byte) ([]segment, b
 
 // ReadSnapshot reads bytes of one stage or of several.
 func (t *Target) ReadSnapshot(ctx context.Context, id engine.Snapshot, at engine.Part, data []byte) (uint32, error) {
-	if err := t.enter(ctx); err != nil {
-		return 0, err
-	}
-	defer t.leave()
-	p, err := t.finished(id)
-	if err == nil {
-		err = t.learn(ctx)
-	}
+	p, err := t.enterRead(ctx, id)
 	if err != nil {
 		return 0, err
 	}
 	l := t.layout(p.length)
 	if err := l.Check(at, len(data)); err != nil {
+		t.leave()
 		return 0, err
 	}
 	segments, _ := t.segments(p.length, at, data)
-	for _, s := range segments {
-		crc, err := t.stages[s.stage].ReadSnapshot(ctx, p.of[s.stage], s.at, s.data)
-		if err != nil {
-			return 0, err
+	crc := uint32(0)
+	err = t.pass(nil, func(e engine.Target, k int) (err error) {
+		for _, s := range segments {
+			if s.stage != k {
+				continue
+			}
+			if crc, err = e.ReadSnapshot(ctx, p.of[k], s.at, s.data); err != nil {
+				return err
+			}
+			if len(segments) > 1 && crc32.Checksum(s.data, castagnoli) != crc {
+				return rpcerr.DamagedState.With("stage %d: %d bytes of a snapshot changed on their way", k+1, len(s.data))
+			}
 		}
-		if len(segments) == 1 {
-			return crc, nil
-		}
-		if got := crc32.Checksum(s.data, castagnoli); got != crc {
-			return 0, rpcerr.DamagedState.With("stage %d: %d bytes of a snapshot changed on their way", s.stage+1, len(s.data))
-		}
+		return nil
+	}, func(_ int, err error) error { return err })
+	if err != nil {
+		return 0, err
 	}
-	return crc32.Checksum(data, castagnoli), nil
+	if len(segments) > 1 {
+		crc = crc32.Checksum(data, castagnoli)
+	}
+	return crc, nil
 }
 
 // BeginSnapshot begins one in every stage.
@@ -295,21 +332,20 @@ func (t *Target) BeginSnapshot(ctx context.Context, layout engine.SnapshotLayout
 	if err := t.enter(ctx); err != nil {
 		return 0, err
 	}
-	defer t.leave()
-	if err := t.learn(ctx); err != nil {
-		return 0, err
-	}
 	from := &snapshot{of: make([]engine.Snapshot, len(t.stages))}
-	if shared != 0 && base != 0 {
-		p, err := t.finished(base)
-		if err != nil {
-			return 0, err
-		}
-		from = p
+	err := t.learn(ctx)
+	if err == nil && shared != 0 && base != 0 {
+		t.mu.Lock()
+		from, err = t.finished(base)
+		t.mu.Unlock()
+	}
+	if err != nil {
+		t.leave()
+		return 0, err
 	}
 	want := t.layout(layout.Length)
 	p := &snapshot{length: layout.Length, writing: &writing{layout, shared, engine.Part{Page: engine.PartState}}}
-	return t.keep(ctx, p, func(e engine.Target, k int) (engine.Snapshot, error) {
+	return t.keep(ctx, nil, p, func(e engine.Target, k int) (engine.Snapshot, error) {
 		l := layout
 		l.Identity, l.PageBytes = t.layouts[k].Identity, t.layouts[k].PageBytes
 		l.StateBytes = t.sizes(layout.Length, engine.PartState)[k]
@@ -328,47 +364,83 @@ func (t *Target) BeginSnapshot(ctx context.Context, layout engine.SnapshotLayout
 
 // WriteSnapshot writes the next bytes, of one stage or of several.
 func (t *Target) WriteSnapshot(ctx context.Context, id engine.Snapshot, at engine.Part, data []byte, crc uint32) error {
-	if err := t.enter(ctx); err != nil {
-		return err
-	}
-	defer t.leave()
-	p, err := t.stored(id)
+	p, err := t.enterWith(ctx, id, t.unfinished)
 	if err != nil {
 		return err
 	}
-	w := p.writing
-	if w == nil {
-		return rpcerr.FailedPrecondition("snapshot: %d is finished", id)
-	}
-	if err := w.layout.Check(at, len(data)); err != nil {
+	segments, err := t.written(p, at, data, crc)
+	if err != nil {
+		t.leave()
 		return err
 	}
-	if at != w.next {
-		return rpcerr.FailedPrecondition("part: page %d from %d on, the next is page %d from %d on", at.Page, at.Offset,
-			w.next.Page, w.next.Offset)
-	}
-	segments, _ := t.segments(w.layout.Length, at, data)
-	if len(segments) > 1 && crc32.Checksum(data, castagnoli) != crc {
-		return rpcerr.DamagedState.With("data: %d bytes have another checksum", len(data))
-	}
-	for i, s := range segments {
-		part := crc
-		if len(segments) > 1 {
-			part = crc32.Checksum(s.data, castagnoli)
-		}
-		if err := t.stages[s.stage].WriteSnapshot(ctx, p.of[s.stage], s.at, s.data, part); err != nil {
-			if i == 0 {
+	return t.pass(nil, func(e engine.Target, k int) error {
+		for _, s := range segments {
+			if s.stage != k {
+				continue
+			}
+			part := crc
+			if len(segments) > 1 {
+				part = crc32.Checksum(s.data, castagnoli)
+			}
+			if err := e.WriteSnapshot(ctx, p.of[k], s.at, s.data, part); err != nil {
 				return err
 			}
-			return t.giveUp("bytes of a snapshot were written in one stage only", err)
 		}
+		return nil
+	}, func(stage int, err error) error {
+		switch {
+		case err == nil:
+			p.writing.wrote(at, len(data))
+		case stage > segments[0].stage:
+			err = t.giveUp("bytes of a snapshot were written in one stage only", err)
+		}
+		return err
+	})
+}
+
+// unfinished is stored for calls that write a snapshot.
+func (t *Target) unfinished(id engine.Snapshot) (*snapshot, error) {
+	p, err := t.stored(id)
+	if err == nil && p.writing == nil {
+		err = rpcerr.FailedPrecondition("snapshot: %d is finished", id)
 	}
-	w.next.Offset = at.Offset + uint64(len(data))
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// written divides the next bytes of a snapshot by stages.
+func (t *Target) written(p *snapshot, at engine.Part, data []byte, crc uint32) ([]segment, error) {
+	t.mu.Lock()
+	w := p.writing
+	if w == nil {
+		t.mu.Unlock()
+		return nil, rpcerr.FailedPrecondition("snapshot: it is finished")
+	}
+	layout, next := w.layout, w.next
+	t.mu.Unlock()
+	if err := layout.Check(at, len(data)); err != nil {
+		return nil, err
+	}
+	if at != next {
+		return nil, rpcerr.FailedPrecondition("part: page %d from %d on, the next is page %d from %d on", at.Page, at.Offset,
+			next.Page, next.Offset)
+	}
+	segments, _ := t.segments(layout.Length, at, data)
+	if len(segments) > 1 && crc32.Checksum(data, castagnoli) != crc {
+		return nil, rpcerr.DamagedState.With("data: %d bytes have another checksum", len(data))
+	}
+	return segments, nil
+}
+
+// wrote notes that n bytes were written.
+func (w *writing) wrote(at engine.Part, n int) {
+	w.next = engine.Part{Page: at.Page, Offset: at.Offset + uint64(n)}
 	size := w.layout.PageBytes
 	if at.Page == engine.PartState {
 		size = w.layout.StateBytes
 	}
-	w.next.Page = at.Page
 	switch {
 	case w.next.Offset < size:
 	case at.Page == engine.PartState:
@@ -376,27 +448,25 @@ func (t *Target) WriteSnapshot(ctx context.Context, id engine.Snapshot, at engin
 	default:
 		w.next = engine.Part{Page: at.Page + 1}
 	}
-	return nil
 }
 
 // FinishSnapshot finishes it in every stage.
 func (t *Target) FinishSnapshot(ctx context.Context, id engine.Snapshot) error {
-	if err := t.enter(ctx); err != nil {
-		return err
-	}
-	defer t.leave()
-	p, err := t.stored(id)
+	p, err := t.enterWith(ctx, id, func(id engine.Snapshot) (*snapshot, error) {
+		p, err := t.stored(id)
+		if err != nil {
+			return nil, err
+		}
+		if w := p.writing; w != nil && w.next.Page < w.layout.Pages {
+			return nil, rpcerr.FailedPrecondition("snapshot: %d is missing bytes from page %d, %d on", id, w.next.Page,
+				w.next.Offset)
+		}
+		return p, nil
+	})
 	if err != nil {
 		return err
 	}
-	if w := p.writing; w != nil && w.next.Page < w.layout.Pages {
-		return rpcerr.FailedPrecondition("snapshot: %d is missing bytes from page %d, %d on", id, w.next.Page, w.next.Offset)
-	}
-	if err := t.all("a snapshot was finished in one stage only", func(e engine.Target, k int) error {
+	return t.all("a snapshot was finished in one stage only", nil, func(e engine.Target, k int) error {
 		return e.FinishSnapshot(ctx, p.of[k])
-	}); err != nil {
-		return err
-	}
-	p.writing = nil
-	return nil
+	}, func() { p.writing = nil })
 }

@@ -1,6 +1,7 @@
 // Package staged is a target whose layers are spread over several engines: each runs a range of layers as an engine of
 // its own, on its own device, and hands its rows' residual streams to the next. The last one has the head. To its
-// callers it is one engine.Target with all layers, and by the same arithmetic its bits are those of one engine.
+// callers it is one engine.Target with all layers, and by the same arithmetic its bits are those of one engine. Calls
+// follow each other through the stages, so that all devices work when several are made at a time (passage.go).
 //
 // The engines hold the same sequences and snapshots, and the same number of pages, so that a call which one of them
 // refuses is refused by all. What only some of them would refuse is checked here first (package stepcheck).
@@ -15,7 +16,6 @@ import (
 	"sync"
 
 	"github.com/tandem-inference/tandem/services/engine"
-	"github.com/tandem-inference/tandem/services/engine/stepcheck"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
@@ -37,7 +37,7 @@ func Open(stages []Stage) engine.Open[engine.Target] {
 // Target is the stages as one engine.
 type Target struct {
 	stages []engine.Target
-	turn   engine.Submitter // callers pass all stages in the order in which they came
+	turn   engine.Submitter // of the first stage, see enter
 
 	handles engine.HandleTable
 
@@ -52,16 +52,21 @@ type Target struct {
 	closing   chan struct{}
 	closeErr  error
 
-	// Guarded by turn.
+	mu           sync.Mutex // guards the fields below, and those of sequences and snapshots
+	moved        sync.Cond  // a call has come further
+	tickets      uint64     // calls that departed from the first stage
+	served       []uint64   // of them, those that each later stage has let go
+	flying       int        // calls between the first stage and their end
 	sequences    map[engine.Sequence]*sequence
 	snapshots    map[engine.Snapshot]*snapshot
 	nextSequence engine.Sequence
 	nextSnapshot engine.Snapshot
-	layouts      []engine.SnapshotLayout // of empty sequences, by stage; nil = not known yet
-	captured     []int                   // values of a raw row of features by stage
-	capturing    int                     // the stage that has all captured layers, -1 = none or several
-	checker      stepcheck.Checker[*sequence]
-	work         work
+	free         []*work
+
+	// Changed while no call is on its way.
+	layouts   []engine.SnapshotLayout // of empty sequences, by stage; nil = not known yet
+	captured  []int                   // values of a raw row of features by stage
+	capturing int                     // the stage that has all captured layers, -1 = none or several
 }
 
 // progressUnit is what a layer counts for in the progress of loading.
@@ -75,6 +80,7 @@ func open(ctx context.Context, stages []Stage, options engine.OpenOptions, progr
 	}
 	t := &Target{turn: engine.NewSubmitter(), done: make(chan struct{}), closing: make(chan struct{}),
 		sequences: map[engine.Sequence]*sequence{}, snapshots: map[engine.Snapshot]*snapshot{}}
+	t.moved.L = &t.mu
 	defer func() {
 		if err != nil {
 			_ = t.closeStages() // err says why there is no target
@@ -104,6 +110,7 @@ func open(ctx context.Context, stages []Stage, options engine.OpenOptions, progr
 	if err := t.level(ctx, parts); err != nil {
 		return nil, err
 	}
+	t.served = make([]uint64, len(t.stages))
 	if t.info, err = t.describe(options); err != nil {
 		return nil, err
 	}
@@ -263,7 +270,7 @@ func (t *Target) describe(options engine.OpenOptions) (engine.Info, error) {
 	}
 	out.Backend, out.Device = strings.Join(backends, "+"), strings.Join(devices, ", ")
 	out.Numerics = numerics(t.stages)
-	out.Concurrent = false
+	out.Concurrent, out.Depth = false, len(t.stages)
 	t.gatherFeatures(&out)
 	return out, nil
 }
@@ -403,20 +410,6 @@ func (t *Target) Stderr() (lines []string) {
 	}
 	return lines
 }
-
-// enter waits for the caller's turn; without error it must leave.
-func (t *Target) enter(ctx context.Context) error {
-	if err := t.turn.Acquire(ctx); err != nil {
-		return rpcerr.From(err)
-	}
-	if err := t.Err(); err != nil {
-		t.turn.Release()
-		return err
-	}
-	return nil
-}
-
-func (t *Target) leave() { t.turn.Release() }
 
 // give up a target whose stages do not hold the same any more.
 func (t *Target) giveUp(what string, err error) error {

@@ -10,12 +10,40 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
-// work is memory of calls that is used again.
+// work is a step on its way, and memory that is used again.
 type work struct {
+	checker  stepcheck.Checker[*sequence]
+	checked  []stepcheck.Group[*sequence]
+	features features
+	chained  bool             // it follows steps of its sequence that are on their way
+	kept     []stepcheck.Span // of each group, once its path is committed
+	err      error            // the step failed, in stage at
+	at       int
+
 	groups []engine.Group
 	rows   []engine.Row
 	stages []engine.StepResult
-	raw    []byte
+	widened,
+	raw []byte
+}
+
+// borrow returns memory for a step. The caller gives it back.
+func (t *Target) borrow() *work {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if n := len(t.free); n > 0 {
+		w := t.free[n-1]
+		t.free = t.free[:n-1]
+		return w
+	}
+	return &work{stages: make([]engine.StepResult, len(t.stages))}
+}
+
+func (t *Target) giveBack(w *work) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	w.err, w.at = nil, 0
+	t.free = append(t.free, w)
 }
 
 // wantHead is what only the last stage can give.
@@ -26,49 +54,47 @@ func (t *Target) Step(ctx context.Context, step *engine.Step, result *engine.Ste
 	if err := t.enter(ctx); err != nil {
 		return err
 	}
-	defer t.leave()
-	groups, err := t.checker.Check(&t.info, step, func(id engine.Sequence) (*sequence, bool) {
-		s, ok := t.sequences[id]
-		return s, ok
-	})
-	if err != nil {
+	w := t.borrow()
+	defer t.giveBack(w)
+	if err := t.admit(ctx, w, step); err != nil {
+		t.leave()
 		return err
 	}
-	w := &t.work
-	for len(w.stages) < len(t.stages) {
-		w.stages = append(w.stages, engine.StepResult{})
-	}
-	f := t.featuresOf(step, groups)
-	last := len(t.stages) - 1
-	nanos := int64(0)
-	for k, e := range t.stages {
-		part := *step
-		part.Hidden = engine.HiddenF32 // from stage to stage
-		if k == 0 && step.Hidden == engine.HiddenBF16 {
-			part.HiddenIn = widen(step.HiddenIn)
-		}
-		part.Groups, part.Rows = t.groupsOf(k, groups, f), t.rowsOf(k, step.Rows, f)
-		if part.Features = f.encoding; t.width(f, k) == 0 {
-			part.Features = engine.FeatureNone
-		}
-		if k > 0 {
-			part.HiddenIn = w.stages[k-1].HiddenOut
-		}
-		if k < last {
-			part.Masks, part.NMasks = nil, 0
-		}
-		out := &w.stages[k]
-		if k == last {
-			out = result
-		}
-		if err := e.Step(ctx, &part, out); err != nil {
-			return t.failed(k, groups, err)
-		}
-		nanos += out.EngineNanos
-	}
-	t.advance(groups)
-	if err := t.collect(ctx, step, groups, f, result); err != nil {
+	w.features = t.featuresOf(step, w.checked)
+	nanos, err := t.run(ctx, w, 0, step, result)
+	if err != nil && refused(err) {
+		t.leave()
 		return err
+	}
+	p := t.departStep(w, err)
+	if step.Passed != nil {
+		step.Passed()
+	}
+	for k := 1; k < len(t.stages); k++ {
+		t.next(&p)
+		t.follow(w, k)
+		if w.err != nil {
+			t.clean(w, k)
+			continue
+		}
+		n, err := t.run(ctx, w, k, step, result)
+		if nanos += n; err != nil {
+			t.failed(w, k, err)
+			if refused(err) {
+				t.clean(w, k)
+			}
+		}
+	}
+	if w.err == nil {
+		w.err = t.broken(w.checked, t.collect(ctx, w, step, result))
+	} else {
+		for k := range w.at {
+			t.clean(w, k)
+		}
+	}
+	t.landStep(w, &p)
+	if w.err != nil {
+		return w.err
 	}
 	result.EngineNanos = nanos
 	if step.Hidden == engine.HiddenBF16 {
@@ -77,9 +103,109 @@ func (t *Target) Step(ctx context.Context, step *engine.Step, result *engine.Ste
 	return nil
 }
 
-// widen makes float32 of bfloat16.
-func widen(bf16 []byte) []byte {
-	out := make([]byte, 0, 2*len(bf16))
+// admit waits until nothing that is on its way keeps the step from being checked, and checks it.
+func (t *Target) admit(ctx context.Context, w *work, step *engine.Step) (err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	w.chained = false
+	for i := range step.Groups {
+		id := step.Groups[i].Sequence
+		if s := t.sequences[id]; s == nil || s.flying == 0 {
+			continue
+		} else if s.chain && chains(step) {
+			w.chained = true
+			continue
+		}
+		err := t.await(ctx, func() bool { s := t.sequences[id]; return s == nil || s.flying == 0 })
+		if err != nil {
+			return err
+		}
+	}
+	w.checked, err = w.checker.Check(&t.info, step, func(id engine.Sequence) (*sequence, bool) {
+		s, ok := t.sequences[id]
+		return s, ok
+	})
+	return err
+}
+
+// chains reports whether a step may follow others of its sequence before they have ended: it commits rows of that
+// sequence alone and depends on nothing but that those did. When one of them fails, so does it.
+func chains(step *engine.Step) bool {
+	g := &step.Groups[0]
+	return len(step.Groups) == 1 && g.Commit && len(g.Path) == 0 && g.Kept.Rows == 0
+}
+
+// run runs the step in a stage.
+func (t *Target) run(ctx context.Context, w *work, k int, step *engine.Step, result *engine.StepResult) (int64, error) {
+	last := len(t.stages) - 1
+	part := *step
+	part.Passed = nil
+	part.Hidden = engine.HiddenF32 // from stage to stage
+	if k == 0 && step.Hidden == engine.HiddenBF16 {
+		w.widened = widen(w.widened[:0], step.HiddenIn)
+		part.HiddenIn = w.widened
+	}
+	part.Groups, part.Rows = t.groupsOf(w, k), t.rowsOf(w, k, step.Rows)
+	if part.Features = w.features.encoding; t.width(w.features, k) == 0 {
+		part.Features = engine.FeatureNone
+	}
+	if k > 0 {
+		part.HiddenIn = w.stages[k-1].HiddenOut
+	}
+	if k < last {
+		part.Masks, part.NMasks = nil, 0
+	}
+	out := &w.stages[k]
+	if k == last {
+		out = result
+	}
+	err := t.stages[k].Step(ctx, &part, out)
+	return out.EngineNanos, err
+}
+
+// departStep notes what the step changes if the other stages run it, too, and departs. err is what the first stage
+// failed with.
+func (t *Target) departStep(w *work, err error) passage {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	w.kept = w.kept[:0]
+	for i := range w.checked {
+		g := &w.checked[i]
+		g.S.commit(g.Path)
+		w.kept = append(w.kept, g.S.kept)
+		if err == nil {
+			g.S.add(g)
+		}
+		g.S.chain = len(w.checked) == 1 && g.Commit && (g.S.chain || g.S.flying == 0)
+		g.S.flying++
+	}
+	t.fail(w, 0, err)
+	return t.depart()
+}
+
+func (t *Target) landStep(w *work, p *passage) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range w.checked {
+		w.checked[i].S.flying--
+	}
+	t.land(p)
+}
+
+// follow fails a step whose sequence was broken by one before it on its way.
+func (t *Target) follow(w *work, k int) {
+	if !w.chained || w.err != nil {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s := w.checked[0].S; s.broken {
+		t.fail(w, k, s.cause)
+	}
+}
+
+// widen appends float32 made of bfloat16.
+func widen(out, bf16 []byte) []byte {
 	for i := 0; i+1 < len(bf16); i += 2 {
 		out = append(out, 0, 0, bf16[i], bf16[i+1])
 	}
@@ -101,13 +227,12 @@ func narrow(f32 []byte) []byte {
 }
 
 // groupsOf are the groups as stage k sees them.
-func (t *Target) groupsOf(k int, groups []stepcheck.Group[*sequence], f features) []engine.Group {
-	w := &t.work
+func (t *Target) groupsOf(w *work, k int) []engine.Group {
 	w.groups = w.groups[:0]
-	for i := range groups {
-		g := *groups[i].Group
-		g.Sequence = groups[i].S.of[k]
-		if t.width(f, k) == 0 {
+	for i := range w.checked {
+		g := *w.checked[i].Group
+		g.Sequence = w.checked[i].S.of[k]
+		if t.width(w.features, k) == 0 {
 			g.Kept = engine.KeptRange{}
 		}
 		w.groups = append(w.groups, g)
@@ -116,8 +241,7 @@ func (t *Target) groupsOf(k int, groups []stepcheck.Group[*sequence], f features
 }
 
 // rowsOf are the rows as stage k sees them: of what they want, what it has.
-func (t *Target) rowsOf(k int, rows []engine.Row, f features) []engine.Row {
-	w := &t.work
+func (t *Target) rowsOf(w *work, k int, rows []engine.Row) []engine.Row {
 	w.rows = append(w.rows[:0], rows...)
 	last := k == len(t.stages)-1
 	for i := range w.rows {
@@ -126,33 +250,29 @@ func (t *Target) rowsOf(k int, rows []engine.Row, f features) []engine.Row {
 			r.Want &^= wantHead
 			r.Mask = -1
 		}
-		if t.width(f, k) == 0 {
+		if t.width(w.features, k) == 0 {
 			r.Want &^= engine.WantFeatures | engine.WantKeep
 		}
 	}
 	return w.rows
 }
 
-// advance notes what a step changed that all stages ran.
-func (t *Target) advance(groups []stepcheck.Group[*sequence]) {
-	for i := range groups {
-		g := &groups[i]
-		g.S.commit(g.Path)
-		for r := range g.Rows {
-			row := &g.Rows[r]
-			kept := row.Want&engine.WantKeep != 0
-			if kept {
-				g.S.kept.Put(row.Position)
-			}
-			if !g.Commit {
-				g.S.pending = append(g.S.pending, pendingRow{row.Parent, kept})
-				continue
-			}
-			if kept {
-				g.S.kept.Commit(int32(g.S.length))
-			}
-			g.S.length++
+// add notes the rows of a group, whose path is committed.
+func (s *sequence) add(g *stepcheck.Group[*sequence]) {
+	for r := range g.Rows {
+		row := &g.Rows[r]
+		kept := row.Want&engine.WantKeep != 0
+		if kept {
+			s.kept.Put(row.Position)
 		}
+		if !g.Commit {
+			s.pending = append(s.pending, pendingRow{row.Parent, kept})
+			continue
+		}
+		if kept {
+			s.kept.Commit(int32(s.length))
+		}
+		s.length++
 	}
 }
 
@@ -173,44 +293,54 @@ func refused(err error) bool {
 		errors.Is(err, rpcerr.AnyResourceExhausted) || errors.Is(err, rpcerr.AnyFailedPrecondition)
 }
 
-// failed leaves all stages as a step leaves an engine when its pass fails, which it did in stage k: the paths are
-// committed, nothing is pending, and the sequences of committing groups are broken.
-func (t *Target) failed(k int, groups []stepcheck.Group[*sequence], err error) error {
-	unchanged := refused(err)
-	if k == 0 && unchanged {
-		return err
+// failed is fail for a stage after the first.
+func (t *Target) failed(w *work, k int, err error) {
+	if refused(err) {
+		err = rpcerr.Internal("stage %d refuses what the first took: %v", k+1, err)
 	}
-	if errors.Is(err, rpcerr.EngineLost) {
-		return err // so are the sequences
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.fail(w, k, err)
+}
+
+// fail notes that the step failed in stage k, which leaves the sequences as a step leaves them whose pass fails: the
+// paths are committed, nothing is pending, and those of committing groups are broken. The caller holds mu.
+func (t *Target) fail(w *work, k int, err error) {
+	if err == nil {
+		return
 	}
-	ctx := context.Background()
-	for i, e := range t.stages {
-		step := engine.Step{}
-		for n := range groups {
-			g := &groups[n]
-			clean := engine.Group{Sequence: g.S.of[i]}
-			switch {
-			case i > k || i == k && unchanged:
-				clean.Path = g.Path
-			case i == k || g.Commit || len(g.Rows) == 0:
-				continue
-			}
-			step.Groups = append(step.Groups, clean)
-		}
-		if len(step.Groups) == 0 {
+	w.err, w.at = err, k
+	for i := range w.checked {
+		g := &w.checked[i]
+		if g.Commit {
+			g.S.doom(err)
 			continue
 		}
-		if clean := e.Step(ctx, &step, &engine.StepResult{}); clean != nil {
-			return t.giveUp("a step failed in one of them", errors.Join(err, clean))
+		g.S.pending, g.S.kept = g.S.pending[:0], w.kept[i]
+	}
+}
+
+// clean leaves a stage as the failed step leaves the others: one that did not run the step commits the paths, and one
+// that did drops the rows that are pending.
+func (t *Target) clean(w *work, k int) {
+	if errors.Is(w.err, rpcerr.EngineLost) || w.chained {
+		return // the sequences are lost, or the step's only one is broken
+	}
+	step := engine.Step{}
+	for i := range w.checked {
+		g := &w.checked[i]
+		clean := engine.Group{Sequence: g.S.of[k]}
+		if k >= w.at {
+			clean.Path = g.Path
+		} else if g.Commit || len(g.Rows) == 0 {
+			continue
 		}
+		step.Groups = append(step.Groups, clean)
 	}
-	for n := range groups {
-		g := &groups[n]
-		g.S.commit(g.Path)
-		g.S.broken = g.S.broken || g.Commit
+	if len(step.Groups) == 0 {
+		return
 	}
-	if unchanged {
-		return rpcerr.Internal("stage %d refuses what the first took: %v", k+1, err)
+	if err := t.stages[k].Step(context.Background(), &step, &engine.StepResult{}); err != nil {
+		w.err = t.giveUp("a step failed in one of them", errors.Join(w.err, err))
 	}
-	return err
 }

@@ -82,7 +82,7 @@ func rival(ctx context.Context, p *preempt.Pool) {
 }
 
 // preempted runs a request that is preempted by chance.
-func preempted(t *testing.T, e *short, r Request, drafter Drafts, seed uint64) (outcome, Stats, preempt.Stats) {
+func preempted(t *testing.T, e engine.Target, r Request, drafter Drafts, seed uint64) (outcome, Stats, preempt.Stats) {
 	t.Helper()
 	pool := preempt.New()
 	ctx, cancel := context.WithCancel(t.Context())

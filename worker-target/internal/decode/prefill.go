@@ -18,6 +18,13 @@ func (s *Slot) prefill(ctx context.Context) error {
 	prompt := s.req.Prompt
 	var scores []*tandemv1.PositionLogprobs
 	for at := s.seq.Length(); at < len(prompt); at = s.seq.Length() {
+		if err := s.stream(ctx); err != nil {
+			return err
+		}
+		if s.seq.Length() > at {
+			at = s.seq.Length()
+			s.reached(at)
+		}
 		end, kind := s.nextStep(at, len(prompt))
 		n, err := s.runKnown(ctx, kind, prompt[at:s.reading.Stop(at, end)], func(i int, row *engine.Row) (bool, error) {
 			switch p := at + i; {
@@ -38,11 +45,7 @@ func (s *Slot) prefill(ctx context.Context) error {
 				scores = append(scores, s.seq.Result().Scored(i))
 			}
 		}
-		s.reuse.Read(s.seq.ID(), s.seq.Length())
-		if at := s.seq.Length(); s.reading.Wanted(at) {
-			s.reuse.Share(s.seq.ID(), at)
-			s.reading.Stored(at)
-		}
+		s.reached(s.seq.Length())
 	}
 	s.reading.End()
 	s.stats.Prefill = time.Since(start)
@@ -50,6 +53,15 @@ func (s *Slot) prefill(ctx context.Context) error {
 	return s.out.Prefilled(output.Prefill{
 		Tokens: len(prompt), Cached: s.stats.CachedTokens, Saved: s.stats.SavedTokens, Logprobs: scores,
 	})
+}
+
+// reached stores the state of the prompt's first at tokens where that is wanted.
+func (s *Slot) reached(at int) {
+	s.reuse.Read(s.seq.ID(), at)
+	if s.reading.Wanted(at) {
+		s.reuse.Share(s.seq.ID(), at)
+		s.reading.Stored(at)
+	}
 }
 
 // decodeRows is how many rows of a prompt piece have the decode contract where the engine leaves it open.

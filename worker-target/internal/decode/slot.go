@@ -113,7 +113,8 @@ type Slot struct {
 	features   *features.Feed
 	reuse      reuse.Reuse
 	out        output.Output
-	answer     []int32 // tokens after the prompt
+	answer     []int32     // tokens after the prompt
+	line       []*streamed // steps of the prompt on their way, and then free ones
 }
 
 // NewSlot returns an idle slot. d is nil when the worker uses no drafts.

@@ -46,6 +46,9 @@ type mix struct {
 	base                      time.Duration // the rounds' expected time in the engine
 	features                  engine.FeatureEncoding
 	pieces                    []*part // in the order in which they are served
+	alone                     bool    // the cuts ran each on its own
+	share                     int     // most parts of rounds, 0 = as many as gain
+	others                    bool    // rounds wait that the step leaves out
 }
 
 func (m *mix) reset() { *m = mix{cuts: m.cuts[:0], pieces: m.pieces[:0]} }
@@ -53,9 +56,9 @@ func (m *mix) reset() { *m = mix{cuts: m.cuts[:0], pieces: m.pieces[:0]} }
 // add adds rows of a part.
 func (m *mix) add(p *part, n int) {
 	p.queued = false
-	m.cuts = append(m.cuts, cut{p, p.done, n})
+	m.cuts = append(m.cuts, cut{p, p.started, n})
 	m.size += n
-	if p.done == 0 {
+	if p.started == 0 {
 		m.size += keptRows(p.step)
 	}
 	m.features = max(m.features, p.step.Features)
@@ -70,7 +73,7 @@ func (m *mix) fits(p *part, n, most int) bool {
 	if f != m.features && f != engine.FeatureNone && m.features != engine.FeatureNone {
 		return false
 	}
-	if p.done == 0 {
+	if p.started == 0 {
 		n += keptRows(p.step)
 	}
 	return m.size+n <= most
@@ -79,10 +82,10 @@ func (m *mix) fits(p *part, n, most int) bool {
 // size is what counts against the most rows of a step: its rows, and those whose kept features it reads.
 func size(s *engine.Step) int { return len(s.Rows) + keptRows(s) }
 
-// compose fills e.mix with the next step. It stays empty when the requests of all parts were cancelled. The caller
+// compose fills the mix of e.flight with the next step. It stays empty when the requests of all parts were cancelled. The caller
 // holds mu.
 func (e *Engine) compose(leader *part, now time.Time) {
-	m := &e.mix
+	m := &e.flight.mix
 	m.reset()
 	e.sweep(leader)
 	if e.addRounds(); len(m.cuts) == 1 && m.cuts[0].p.class == solo {
@@ -95,10 +98,12 @@ func (e *Engine) compose(leader *part, now time.Time) {
 func (e *Engine) sweep(leader *part) {
 	left := e.queue[:0]
 	for _, p := range e.queue {
-		if err := p.ctx.Err(); err != nil {
+		if err := p.ctx.Err(); err != nil && p.err == nil {
 			p.err = rpcerr.From(err)
-			e.end(p, leader)
-			continue
+			if p.flying == 0 {
+				e.end(p, leader)
+				continue
+			}
 		}
 		left = append(left, p)
 	}
@@ -108,7 +113,7 @@ func (e *Engine) sweep(leader *part) {
 
 // addRounds takes the rounds of the step out of the queue: the first one, and those that are better run with it.
 func (e *Engine) addRounds() {
-	m := &e.mix
+	m := &e.flight.mix
 	left := e.queue[:0]
 	for _, p := range e.queue {
 		n := len(p.step.Rows)
@@ -120,6 +125,8 @@ func (e *Engine) addRounds() {
 			if p.class == round {
 				m.rounds, m.roundLength = n, int(p.step.Rows[0].Position)
 			}
+		case m.share > 0 && len(m.cuts) >= m.share:
+			left = append(left, p)
 		case m.cuts[0].p.class == round && p.class == round && m.fits(p, n, e.rows) && e.gains(m.roundLength, n, m.rounds):
 			m.add(p, n)
 			m.rounds += n
@@ -147,9 +154,10 @@ func (e *Engine) gains(length, n, rows int) bool {
 
 // addPieces fills the step up with rows of prompts. Pieces stay in the queue.
 func (e *Engine) addPieces(now time.Time) {
-	m := &e.mix
+	m := &e.flight.mix
 	for _, p := range e.queue {
-		if p.class == piece {
+		behind := func(q *part) bool { return q.sequence() == p.sequence() }
+		if p.class == piece && !slices.ContainsFunc(m.pieces, behind) {
 			m.pieces = append(m.pieces, p)
 		}
 	}
@@ -161,22 +169,25 @@ func (e *Engine) addPieces(now time.Time) {
 	}
 	room, bounded := e.room(now)
 	for _, p := range m.pieces {
-		if !m.fits(p, 1, e.rows) {
+		if !m.fits(p, 1, e.rows) || p.err != nil {
 			continue
 		}
+		if e.line.depth > 1 && len(m.cuts) > 0 {
+			break
+		}
 		most := e.rows - m.size
-		if p.done == 0 {
+		if p.started == 0 {
 			most -= keptRows(p.step)
 		}
 		n := e.rowsOf(p, min(p.left(), most), room, bounded)
-		if n == 0 && m.prompt == 0 && (m.rounds == 0 || now.Sub(p.served) >= e.longestGap(now)) {
+		if n == 0 && m.prompt == 0 && (m.rounds == 0 && !m.others || now.Sub(p.served) >= e.longestGap(now)) {
 			n = e.down(p, min(p.left(), most, e.unitOf(p)))
 		}
 		if n == 0 || m.prompt > 0 && !e.gainsPrompt(p, n) {
 			continue
 		}
 		if m.prompt == 0 {
-			m.promptLength = int(p.step.Rows[p.done].Position)
+			m.promptLength = int(p.step.Rows[p.started].Position)
 		}
 		m.add(p, n)
 		m.prompt += n
@@ -205,10 +216,10 @@ func (e *Engine) rowsOf(p *part, most int, room time.Duration, bounded bool) int
 
 // within reports whether the step with n rows more of prompts takes at most room, in 99 of 100 cases.
 func (e *Engine) within(n int, p *part, room time.Duration) bool {
-	m := &e.mix
+	m := &e.flight.mix
 	length := m.promptLength
 	if m.prompt == 0 {
-		length = int(p.step.Rows[p.done].Position)
+		length = int(p.step.Rows[p.started].Position)
 	}
 	prompt := e.costs.Prompt(m.prompt+n, length, m.rounds > 0)
 	return e.slack*float64(m.base+prompt+e.costs.Hop()) <= float64(room)
@@ -243,8 +254,8 @@ func (e *Engine) down(p *part, n int) int {
 
 // gainsPrompt reports whether n rows of another prompt are better run in the step than in one of their own.
 func (e *Engine) gainsPrompt(p *part, n int) bool {
-	m := &e.mix
-	own := e.costs.Prompt(n, int(p.step.Rows[p.done].Position), false)
+	m := &e.flight.mix
+	own := e.costs.Prompt(n, int(p.step.Rows[p.started].Position), false)
 	before := e.costs.Prompt(m.prompt, m.promptLength, m.rounds > 0)
 	after := e.costs.Prompt(m.prompt+n, m.promptLength, m.rounds > 0)
 	if own == 0 || before == 0 || after == 0 {

@@ -45,12 +45,12 @@ func newPiece(t *testing.T, e *Engine, rows int, last bool) *engine.Step {
 // composed is what a step has: rows of rounds, and of each piece.
 func composed(e *Engine, leader *part) (rounds int, pieces []int) {
 	e.compose(leader, time.Now())
-	for _, c := range e.mix.cuts {
+	for _, c := range e.flight.mix.cuts {
 		if c.p.class == piece {
 			pieces = append(pieces, c.n)
 		}
 	}
-	return e.mix.rounds, pieces
+	return e.flight.mix.rounds, pieces
 }
 
 // TestSmallestCutWaits: a piece for which there is no room waits as long as a stream may, then gets its smallest cut.
@@ -201,10 +201,10 @@ func TestJoinHandsHiddenRowsOn(t *testing.T) {
 	}
 	e := with(fake(t, enginefake.Options{}), free)
 	a, b, c := shard(3, 1, engine.HiddenBF16), shard(2, 10, engine.HiddenBF16), shard(1, 20, engine.HiddenF32)
-	e.join([]cut{{a, 1, 2}, {b, 0, 2}})
+	e.flight.join([]cut{{a, 1, 2}, {b, 0, 2}})
 	want := []byte{2, 100, 3, 100, 10, 100, 11, 100}
-	if !slices.Equal(e.joint.HiddenIn, want) || e.joint.Hidden != engine.HiddenBF16 {
-		t.Errorf("joint rows %v in %d, want %v", e.joint.HiddenIn, e.joint.Hidden, want)
+	if !slices.Equal(e.flight.joint.HiddenIn, want) || e.flight.joint.Hidden != engine.HiddenBF16 {
+		t.Errorf("joint rows %v in %d, want %v", e.flight.joint.HiddenIn, e.flight.joint.Hidden, want)
 	}
 	var m mix
 	m.add(a, 3)

@@ -25,6 +25,11 @@
 // (Goyal, Vin, Cheng, 1996) with rows as the unit of service. Among the requests of a key the one with the least left
 // to read, its wait taken off (request.go).
 //
+// # Engines in stages
+//
+// Where an engine is a line of stages, steps follow each other through it: the next one starts when the first stage has
+// run the one before (line.go).
+//
 // # Exactness and errors
 //
 // What a request gets is what it would get alone, bit for bit: the rows of a group do not depend on the other groups

@@ -94,7 +94,7 @@ const (
 func (e *Engine) remaining(p *part, now time.Time) float64 {
 	left, since := p.left(), p.came
 	if r := p.request; r != nil {
-		left = max(left, r.Prompt-int(p.step.Rows[p.done].Position))
+		left = max(left, r.Prompt-int(p.step.Rows[p.started].Position))
 		since = r.arrived
 	}
 	rate := float64(typicalRate)

@@ -42,7 +42,7 @@ type Engine struct {
 
 	mu      sync.Mutex
 	free    []*part
-	queue   []*part // in order of arrival; pieces stay until their last rows run
+	queue   []*part // in order of arrival; pieces stay until their last rows run, or start where steps follow each other
 	busy    bool    // somebody leads
 	arrived chan struct{}
 	streams streams
@@ -51,12 +51,24 @@ type Engine struct {
 	took    time.Duration // of the last one
 	pause   time.Duration // running mean of the time between a stream's steps
 
-	// Of the leader.
-	timer  *time.Timer
-	mix    mix
+	flight *flight // the step that is composed; of the leader, where there is one
 	slack  float64 // see leastSlack
+	timer  *time.Timer
+
+	line line
+}
+
+// flight is a composed step.
+type flight struct {
+	mix    mix
 	joint  engine.Step
 	result engine.StepResult
+
+	// Where steps follow each other.
+	passed       func()
+	inFirst      bool          // it is in the first stage
+	front, ended chan struct{} // closed when the flight before it, and this one, has ended
+	errs         []error       // of its cuts
 }
 
 // class says how a part may be composed.
@@ -78,14 +90,16 @@ type part struct {
 	came    time.Time
 	served  time.Time // when its newest rows ran, came before
 	done    int       // rows that ran
+	started int       // rows that ran or run now
+	flying  int       // steps that run rows of it, where steps follow each other
 	turn    chan bool // true: lead; false: over
 	err     error
 	over    bool
 	queued  bool // nobody has it in work
 }
 
-// left is the number of rows that have not run.
-func (p *part) left() int { return len(p.step.Rows) - p.done }
+// left is the number of rows that have not started.
+func (p *part) left() int { return len(p.step.Rows) - p.started }
 
 // New wraps an engine.
 func New(inner engine.Target, o Options) *Engine {
@@ -93,11 +107,14 @@ func New(inner engine.Target, o Options) *Engine {
 	e := &Engine{
 		Target: inner, options: o, costs: o.Costs, rows: info.MaxBatchRows, unit: promptUnit,
 		streams: streams{}, keys: keys{all: map[uint64]float64{}}, arrived: make(chan struct{}, 1),
-		timer: time.NewTimer(time.Hour),
-		slack: leastSlack,
+		timer: time.NewTimer(time.Hour), flight: &flight{},
+		slack: leastSlack, line: line{depth: info.Depth},
 	}
 	if info.PromptRows == 0 {
 		e.unit = decodeUnit
+	}
+	if e.line.depth > 1 {
+		e.flight = e.spare()
 	}
 	e.timer.Stop()
 	return e
@@ -110,19 +127,11 @@ func (e *Engine) Step(ctx context.Context, step *engine.Step, result *engine.Ste
 
 // submit runs a step of a request together with those of others.
 func (e *Engine) submit(ctx context.Context, r *request, step *engine.Step, result *engine.StepResult) error {
-	now := time.Now()
+	if e.line.depth > 1 {
+		return e.land(r, e.hand(ctx, r, step, result))
+	}
 	e.mu.Lock()
-	p := e.part()
-	*p = part{
-		ctx: ctx, step: step, result: result, request: r, class: e.classOf(step), came: now, served: now,
-		turn: p.turn, queued: true, done: r.ranOf(step),
-	}
-	e.queue = append(e.queue, p)
-	if p.class == piece {
-		e.keys.enter(p.key(), e.queue[:len(e.queue)-1])
-	} else {
-		e.observePause(p)
-	}
+	p := e.enter(ctx, r, step, result)
 	lead := !e.busy
 	if lead {
 		e.busy, p.queued = true, false
@@ -152,6 +161,23 @@ func (e *Engine) submit(ctx context.Context, r *request, step *engine.Step, resu
 	return err
 }
 
+// enter puts a step into the queue. The caller holds mu.
+func (e *Engine) enter(ctx context.Context, r *request, step *engine.Step, result *engine.StepResult) *part {
+	now, ran := time.Now(), r.ranOf(step)
+	p := e.part()
+	*p = part{
+		ctx: ctx, step: step, result: result, request: r, class: e.classOf(step), came: now, served: now,
+		turn: p.turn, queued: true, done: ran, started: ran,
+	}
+	e.queue = append(e.queue, p)
+	if p.class == piece {
+		e.keys.enter(p.key(), e.queue[:len(e.queue)-1])
+	} else {
+		e.observePause(p)
+	}
+	return p
+}
+
 // part takes one that is not in use. The caller holds mu.
 func (e *Engine) part() *part {
 	if n := len(e.free); n > 0 {
@@ -177,6 +203,9 @@ func (e *Engine) leave(p *part) bool {
 	for i, q := range e.queue {
 		if q == p && p.queued {
 			e.queue = append(e.queue[:i], e.queue[i+1:]...)
+			if p.err = rpcerr.From(p.ctx.Err()); e.line.depth > 1 {
+				e.failBehind(p)
+			}
 			return true
 		}
 	}
@@ -201,7 +230,7 @@ func (e *Engine) lead(p *part) {
 		e.mu.Lock()
 		e.compose(p, time.Now())
 		e.mu.Unlock()
-		if len(e.mix.cuts) > 0 {
+		if len(e.flight.mix.cuts) > 0 {
 			e.run(p)
 		}
 		if p.over {
@@ -221,36 +250,26 @@ func (e *Engine) lead(p *part) {
 
 // run runs the composed step. leader is the part of the goroutine that runs it.
 func (e *Engine) run(leader *part) {
-	cuts := e.mix.cuts
+	f := e.flight
 	start := time.Now()
-	err := e.runCuts(cuts)
+	e.runFlight(f, func(i int, err error) { f.mix.cuts[i].p.err = err })
 	now := time.Now()
-	if err == nil {
-		e.observePrompt(now.Sub(start))
-	} else if len(cuts) > 1 && refused(err) {
-		for i := range cuts { // only the one at fault fails
-			cuts[i].p.err = e.runCuts(cuts[i : i+1])
-		}
-		now = time.Now()
-	} else {
-		for i := range cuts {
-			cuts[i].p.err = err
-		}
-	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.observePrompt(f, now.Sub(start))
 	e.steps++
 	e.took = now.Sub(start)
-	for _, c := range cuts {
+	for _, c := range f.mix.cuts {
 		if c.p.err == nil {
 			c.p.done += c.n
+			c.p.started = c.p.done
 		}
 		c.p.served = now
 		if c.p.err == nil && c.p.left() > 0 {
 			c.p.queued = c.p != leader
 			continue
 		}
-		e.ran(c.p, now)
+		e.ran(c.p, f.mix.base, now)
 		if c.p.class == piece {
 			e.remove(c.p)
 		}
@@ -276,17 +295,35 @@ func (e *Engine) remove(p *part) {
 	}
 }
 
-// observePrompt learns from a step with rows of prompts, which took so long as a whole.
-func (e *Engine) observePrompt(wall time.Duration) {
-	m := &e.mix
-	if m.prompt == 0 {
+// runFlight runs a composed step; failed gets the errors of its cuts.
+func (e *Engine) runFlight(f *flight, failed func(i int, err error)) {
+	cuts := f.mix.cuts
+	err := e.runCuts(f, cuts, f.passed)
+	switch {
+	case err == nil:
+	case len(cuts) > 1 && refused(err):
+		f.mix.alone = true
+		for i := range cuts { // only the one at fault fails
+			failed(i, e.runCuts(f, cuts[i:i+1], nil))
+		}
+	default:
+		for i := range cuts {
+			failed(i, err)
+		}
+	}
+}
+
+// observePrompt learns from a step with rows of prompts, which took so long as a whole. The caller holds mu.
+func (e *Engine) observePrompt(f *flight, wall time.Duration) {
+	m := &f.mix
+	if m.prompt == 0 || m.alone || m.cuts[0].p.err != nil {
 		return
 	}
 	prompt := e.costs.Prompt(m.prompt, m.promptLength, m.rounds > 0)
 	if prompt > 0 {
 		e.observeSlack(wall, m.base+prompt+e.costs.Hop())
 	}
-	took := time.Duration(e.result.EngineNanos)
+	took := time.Duration(f.result.EngineNanos)
 	if c := m.cuts[0]; c.whole() && len(m.cuts) == 1 {
 		took = time.Duration(c.p.result.EngineNanos)
 	}
@@ -296,27 +333,33 @@ func (e *Engine) observePrompt(wall time.Duration) {
 	e.costs.ObservePrompt(m.prompt, m.promptLength, m.rounds > 0, took-m.base)
 }
 
-// runCuts runs cuts of parts as one step.
-func (e *Engine) runCuts(cuts []cut) error {
+// runCuts runs cuts of parts as one step. passed becomes the step's.
+func (e *Engine) runCuts(f *flight, cuts []cut, passed func()) error {
 	if len(cuts) == 1 && cuts[0].whole() {
 		p := cuts[0].p
 		p.result.BatchRows, p.result.PromptRows, p.result.BatchRounds = len(p.step.Rows), 0, 1
 		if p.class == piece {
 			p.result.PromptRows, p.result.BatchRounds = len(p.step.Rows), 0
 		}
-		return e.Target.Step(p.ctx, p.step, p.result)
+		p.step.Passed = passed
+		err := e.Target.Step(p.ctx, p.step, p.result)
+		p.step.Passed = nil
+		return err
 	}
 	// Whoever gives up does not take the others with him: the step is short.
 	ctx := cuts[0].p.ctx
 	if len(cuts) > 1 {
 		ctx = context.WithoutCancel(ctx)
 	}
-	j := &e.joint
-	e.join(cuts)
-	if err := e.Target.Step(ctx, j, &e.result); err != nil {
+	f.join(cuts)
+	f.joint.Passed = passed
+	if err := e.Target.Step(ctx, &f.joint, &f.result); err != nil {
 		return err
 	}
-	out := newSplitter(&e.result, j)
+	if f.front != nil {
+		<-f.front // the results of a piece are put together in order
+	}
+	out := newSplitter(&f.result, &f.joint)
 	for _, c := range cuts {
 		if c.p.class == piece {
 			out.prompt += c.n
@@ -331,8 +374,8 @@ func (e *Engine) runCuts(cuts []cut) error {
 }
 
 // join puts cuts one after the other into one step.
-func (e *Engine) join(cuts []cut) {
-	j := &e.joint
+func (f *flight) join(cuts []cut) {
+	j := &f.joint
 	*j = engine.Step{
 		Groups: j.Groups[:0], Rows: j.Rows[:0], Masks: j.Masks[:0], HiddenIn: j.HiddenIn[:0], Hidden: cuts[0].p.step.Hidden,
 	}

@@ -515,7 +515,7 @@ func TestStepAllocations(t *testing.T) {
 		cuts = append(cuts, cut{newPart(t, e, step), 0, len(step.Rows)})
 	}
 	n := testing.AllocsPerRun(100, func() {
-		if err := e.runCuts(cuts); err != nil {
+		if err := e.runCuts(e.flight, cuts, nil); err != nil {
 			t.Fatal(err)
 		}
 	})

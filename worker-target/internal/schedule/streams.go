@@ -68,7 +68,7 @@ func (e *Engine) room(now time.Time) (room time.Duration, bounded bool) {
 		}
 		room = min(room, since.Add(gap).Sub(now)-after)
 	}
-	for _, c := range e.mix.cuts {
+	for _, c := range e.flight.mix.cuts {
 		if s, ok := e.streams[c.p.step.Groups[0].Sequence]; ok {
 			limit(&s, c.p.came, 0)
 		}
@@ -92,7 +92,7 @@ func (e *Engine) room(now time.Time) (room time.Duration, bounded bool) {
 
 // waits reports whether a sequence has a round in the step or in the queue.
 func (e *Engine) waits(s engine.Sequence) bool {
-	for _, c := range e.mix.cuts {
+	for _, c := range e.flight.mix.cuts {
 		if c.p.step.Groups[0].Sequence == s {
 			return true
 		}
@@ -110,15 +110,15 @@ func (e *Engine) ownStep(rows, length int) time.Duration {
 	return e.costs.Verify(rows, length) + e.costs.Hop()
 }
 
-// ran notes that a part ran to its end. The caller holds mu.
-func (e *Engine) ran(p *part, now time.Time) {
+// ran notes that a part ran to its end, in a step whose rounds were expected to take base. The caller holds mu.
+func (e *Engine) ran(p *part, base time.Duration, now time.Time) {
 	if p.class == solo || p.err != nil {
 		return
 	}
 	if p.class == piece && p.step.Rows[len(p.step.Rows)-1].Want&engine.WantToken == 0 {
 		return
 	}
-	s := stream{e.steps, now, e.mix.base + e.costs.Hop()}
+	s := stream{e.steps, now, base + e.costs.Hop()}
 	if p.class == piece {
 		s.own = e.ownStep(1, int(p.step.Rows[0].Position)+len(p.step.Rows))
 	}

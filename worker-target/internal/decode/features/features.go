@@ -156,6 +156,15 @@ func (f *Feed) Take(data []byte, path []int32) {
 	f.reader.Fed()
 }
 
+// TakeRows adds rows of known tokens to the ring, those of a step that others followed before it ended.
+func (f *Feed) TakeRows(data []byte, rows int) {
+	if f.reader == nil || rows == 0 {
+		return
+	}
+	f.ring.AppendRows(data, rows)
+	f.reader.Fed()
+}
+
 // CatchUp reads what the engine keeps, so that the ring ends before the anchor and a question can be asked.
 func (f *Feed) CatchUp(ctx context.Context, seq *sequence.Sequence) error {
 	n := f.missing(seq)

@@ -248,6 +248,15 @@ func (r *Reuse) Read(s engine.Sequence, length int) {
 	}
 }
 
+// Keeps reports whether Read saves the state of the prompt's first length tokens for more than the time until the next.
+func (r *Reuse) Keeps(length int) bool {
+	if !r.On() || r.cuts.Below(length) != length {
+		return false
+	}
+	_, keep := slices.BinarySearch(r.keep, length)
+	return keep || r.classes&Interval != 0 && r.interval > 0 && length-r.passed >= r.interval
+}
+
 const (
 	// mostShare is the most time of a save as a share of that of what was read since the one before, for states that may
 	// be done without; a larger one loses less of a prompt whose client gives up, and makes every prompt slower.
