@@ -50,6 +50,9 @@ func serveTexts(w *world, m *Model, texts []goldenText, block int, ms float64) (
 // TestDisturbedStart: whatever the steps seemed to take while they were timed, after three seconds of requests decoding
 // is as fast as after a start on an idle machine, and the draft is asked as often.
 func TestDisturbedStart(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes minutes under the race detector, and has one goroutine")
+	}
 	texts := goldenTexts(t)
 	questions := slices.DeleteFunc(slices.Clone(texts), func(g goldenText) bool { return g.Kind == "fn" })
 	for _, test := range []struct {
