@@ -83,8 +83,8 @@ const failedFetches = "peer_fetches_failed_"
 func routingOf(hb *tandemv1.Heartbeat, r cluster.Routed) *routingEntry {
 	n := finite(hb.GetCounters())
 	e := &routingEntry{
-		ByPrefix: r.Prefix, ByPeer: r.Peer, BySession: r.Session, ByLoad: r.Load, ExpectedTokens: r.Expected, HadTokens: r.Hit,
-		PeersNamed: r.Named,
+		ByPrefix: r.Prefix, ByPeer: r.Peer, BySession: r.Session, ByLoad: r.Load,
+		ExpectedTokens: r.Expected, HadTokens: r.Hit, PeersNamed: r.Named,
 		Fetched: transferEntry{
 			States: n["peer_fetches"], Tokens: n["peer_fetched_tokens"], Bytes: n["peer_fetched_bytes"],
 			MS: 1000 * n["peer_fetch_seconds"],

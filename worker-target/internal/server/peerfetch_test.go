@@ -287,9 +287,8 @@ func TestPeerFaults(t *testing.T) {
 				time.Sleep(300 * time.Millisecond)
 				return nil
 			})},
-		"a peer that is busy": {reason: peers.Busy, read: 200 * time.Millisecond, change: func(int, *tandemv1.FetchStateResponse) error {
-			return rpcerr.ResourceExhausted("enough")
-		}},
+		"a peer that is busy": {reason: peers.Busy, read: 200 * time.Millisecond,
+			change: func(int, *tandemv1.FetchStateResponse) error { return rpcerr.ResourceExhausted("enough") }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.read == 0 {
