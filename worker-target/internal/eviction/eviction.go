@@ -2,10 +2,9 @@
 // files (package disk).
 //
 // The value of a state is its gain ÷ the time since its last use. Gain is what a hit saves beyond the next shorter state
-// of the same text: of a conversation's states those go first that others nearly replace. TestTrace compares this with
+// of the same text: of a conversation's states those that others nearly replace go first. TestTrace compares it with
 // the time alone, which reads more than a third more, and with hits · tokens ÷ bytes, by which old conversations keep
-// their states for ever. Hits and bytes brought nothing beside these two: the newest state of a conversation has no hits
-// yet.
+// their states for ever. Hits and bytes brought nothing beside these two: a conversation's newest state has no hits.
 package eviction
 
 import "time"

@@ -119,6 +119,22 @@ func (c *Cache) Use(e engine.Target) {
 	}
 	info := e.Info()
 	c.engine, c.perKV, c.state = e, info.KVBytesPerToken+tokenBytes, info.StateBytesPerSequence
+	c.forget()
+}
+
+// Forget drops what the cache keeps of an engine that is no more.
+func (c *Cache) Forget() {
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.engine = nil
+	c.forget()
+}
+
+// forget drops all entries, whose snapshots are gone with their engine. The caller holds mu.
+func (c *Cache) forget() {
 	for old := range c.entries {
 		c.waste(old)
 	}
