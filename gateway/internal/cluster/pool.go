@@ -72,6 +72,7 @@ type worker struct {
 	routed                 Routed        // requests that it got
 	pace                   pace
 	backlog                int // prompt tokens of running requests that are still to be read
+	sending                int // requests elsewhere that are expected to fetch a state from it
 }
 
 // Demand says what a request needs.
@@ -132,8 +133,9 @@ type Slot struct {
 	share  string
 	tokens int
 	once   sync.Once
-	unread int // of the prompt, in the worker's backlog
-	hoped  int // tokens that the worker was believed to hold
+	unread int     // of the prompt, in the worker's backlog
+	sender *worker // from which the worker is expected to fetch; nil = none, or no more
+	hoped  int     // tokens that the worker was believed to hold
 	stall  stall
 }
 
@@ -364,8 +366,7 @@ func (l *Slot) end(mark func(now time.Time)) {
 		now := time.Now()
 		l.w.busy--
 		l.w.held -= l.tokens
-		l.w.backlog -= l.unread
-		l.unread = 0
+		l.begun()
 		p.returned(l.share)
 		mark(now)
 		if l.w.gone && l.w.busy == 0 {

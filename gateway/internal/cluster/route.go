@@ -20,6 +20,9 @@ const (
 	// peerTokens is how many tokens more than the chosen worker another one must hold to be named to it. Fewer are read
 	// about as soon as they are asked for.
 	peerTokens = 256
+	// mostSending is how many requests at a time are routed as if they could fetch from one worker: it sends no more
+	// states at a time (package peers of worker-target).
+	mostSending = 2
 	// defaultToken and defaultRequest are the times of a prompt token and of an answer where none was measured.
 	defaultToken, defaultRequest = time.Millisecond, time.Second
 )
@@ -27,6 +30,7 @@ const (
 // Routed counts how requests found their workers.
 type Routed struct {
 	Prefix  uint64 // the worker was believed to hold a begin of the prompt
+	Peer    uint64 // it was expected to fetch a longer begin from another worker
 	Session uint64 // nobody was, the session was there before
 	Load    uint64
 	// Expected are prompt tokens that workers were believed to hold, Hit those of them that they had.
@@ -60,6 +64,7 @@ type sent struct {
 type known struct {
 	held   map[string]int // tokens by worker
 	disk   map[string]int // of them those that are read from disk
+	named  map[string]int // those that a heartbeat names: others may still be read there
 	digest uint64         // of the first tokens
 	tokens int
 }
@@ -67,7 +72,9 @@ type known struct {
 // pace is how fast a worker reads and answers, by its own counters.
 type pace struct {
 	prompt, prefill, requests, decode float64 // counters at the last look
+	fetched, fetching                 float64
 	token, request                    time.Duration
+	fetch                             time.Duration // of a token that is fetched
 }
 
 // observe looks at the counters of a heartbeat.
@@ -82,6 +89,11 @@ func (s *pace) observe(counters map[string]float64) {
 	if n, took := requests-s.requests, decode-s.decode; n >= 1 && took > 0 {
 		s.request = mean(s.request, took/n)
 		s.requests, s.decode = requests, decode
+	}
+	fetched, fetching := counters["peer_fetched_tokens"], counters["peer_fetch_seconds"]
+	if n, took := fetched-s.fetched, fetching-s.fetching; n >= 1 && took > 0 {
+		s.fetch = mean(s.fetch, took/n)
+		s.fetched, s.fetching = fetched, fetching
 	}
 }
 
@@ -107,7 +119,7 @@ func (p *Pool) know(d *Demand, digests []uint64, now time.Time) {
 	if digests == nil {
 		return
 	}
-	d.known.held, d.known.disk = map[string]int{}, map[string]int{}
+	d.known.held, d.known.disk, d.known.named = map[string]int{}, map[string]int{}, map[string]int{}
 	note := func(worker string, tokens int, digest uint64) {
 		if tokens > d.known.held[worker] && tokens < len(d.Prompt) && digests[tokens] == digest {
 			d.known.held[worker] = tokens
@@ -119,6 +131,7 @@ func (p *Pool) know(d *Demand, digests []uint64, now time.Time) {
 				note(id, int(s.GetTokens()), s.GetDigest())
 			}
 		}
+		d.known.named[id] = d.known.held[id]
 	}
 	for _, s := range p.routes.sent {
 		if now.Sub(s.at) < believed {
@@ -133,7 +146,7 @@ func (p *Pool) know(d *Demand, digests []uint64, now time.Time) {
 			}
 		}
 		if n := d.known.held[id] - inMemory; n > 0 {
-			d.known.disk[id] = n
+			d.known.disk[id], d.known.named[id] = n, d.known.held[id]
 		}
 	}
 	if n := (len(d.Prompt) - tailTokens) / pageTokens * pageTokens; n > 0 {
@@ -141,14 +154,42 @@ func (p *Pool) know(d *Demand, digests []uint64, now time.Time) {
 	}
 }
 
-// cost is how long it takes until a worker has read what it holds on disk and the rest of the prompt, and what its
-// other requests add to that.
+// cost is how long it takes until a worker has what it holds on disk, what it is expected to fetch and the rest of the
+// prompt, and what its other requests add to that.
 func (p *Pool) cost(d *Demand, w *worker) time.Duration {
 	token, request := p.paceOf(w)
-	unread := w.backlog + len(d.Prompt) - d.known.held[w.info.ID]
-	disk := w.info.Heartbeat.GetPrefixes().GetDiskTokenMs() * float64(d.known.disk[w.info.ID]) * float64(time.Millisecond)
 	busy := request * time.Duration(w.used()) / time.Duration(w.slots)
-	return time.Duration(unread)*token + time.Duration(disk) + busy
+	own := p.begin(d, w)
+	if _, _, took := p.fetch(d, w); took > 0 {
+		own = took
+	}
+	return own + time.Duration(w.backlog)*token + busy
+}
+
+// begin is how long a worker takes for a prompt by itself.
+func (p *Pool) begin(d *Demand, w *worker) time.Duration {
+	token, _ := p.paceOf(w)
+	disk := w.info.Heartbeat.GetPrefixes().GetDiskTokenMs() * float64(d.known.disk[w.info.ID]) * float64(time.Millisecond)
+	return time.Duration(len(d.Prompt)-d.known.held[w.info.ID])*token + time.Duration(disk)
+}
+
+// fetch is the worker from which w is expected to fetch a longer begin of the prompt, how much that one holds, and how
+// long w takes for the prompt then; nil when reading is expected to be faster, and while that was not measured.
+func (p *Pool) fetch(d *Demand, w *worker) (sender *worker, tokens int, took time.Duration) {
+	if w.pace.fetch == 0 {
+		return nil, 0, 0
+	}
+	token, _ := p.paceOf(w)
+	held, best := d.known.held[w.info.ID], p.begin(d, w)
+	sender, tokens = p.holder(d, w, d.known.named, func(o *worker) bool { return o.sending < mostSending })
+	if sender == nil {
+		return nil, 0, 0
+	}
+	took = time.Duration(tokens-held)*w.pace.fetch + time.Duration(len(d.Prompt)-tokens)*token
+	if took >= best {
+		return nil, 0, 0
+	}
+	return sender, tokens, took
 }
 
 // paceOf is the time of a prompt token and of an answer of a worker; of one that was not measured, the shortest of the
@@ -206,8 +247,11 @@ func (p *Pool) routed(l *Slot, d *Demand, now time.Time) {
 	if k.held == nil {
 		return
 	}
+	sender, tokens, _ := p.fetch(d, l.w)
 	switch {
 	case !p.cfg.ByPrefix:
+	case sender != nil:
+		p.add(l.w, func(n *Routed) { n.Peer++ })
 	case k.held[l.Worker] > 0:
 		p.add(l.w, func(n *Routed) { n.Prefix++ })
 	case d.Session != "" && r.sessions[d.Session] == l.Worker:
@@ -216,10 +260,19 @@ func (p *Pool) routed(l *Slot, d *Demand, now time.Time) {
 		p.add(l.w, func(n *Routed) { n.Load++ })
 	}
 	l.hoped = k.held[l.Worker]
-	if l.Peer = p.peer(d, l.w); l.Peer != nil {
-		p.add(l.w, func(n *Routed) { n.Named++ })
-	}
 	l.unread = len(d.Prompt) - l.hoped
+	if sender != nil {
+		l.sender, l.unread = sender, len(d.Prompt)-tokens
+		sender.sending++
+	} else {
+		sender, tokens = p.holder(d, l.w, k.held, func(*worker) bool { return true })
+	}
+	if sender != nil {
+		p.add(l.w, func(n *Routed) { n.Named++ })
+		l.Peer = &tandemv1.PeerHint{
+			WorkerId: sender.info.ID, Address: sender.info.Registration.GetAddress(), Tokens: int32(tokens),
+		}
+	}
 	l.w.backlog += l.unread
 	if k.tokens > 0 {
 		if len(r.sent) >= mostSent {
@@ -232,24 +285,20 @@ func (p *Pool) routed(l *Slot, d *Demand, now time.Time) {
 	}
 }
 
-// peer is the worker that holds clearly more of the prompt than w and computes the same bits, nil if there is none. The
-// caller holds mu.
-func (p *Pool) peer(d *Demand, w *worker) *tandemv1.PeerHint {
-	var best *worker
-	most := d.known.held[w.info.ID] + peerTokens - 1
+// holder is the worker that holds most of the prompt by held, clearly more than w is believed to, and computes the same
+// bits, of those that admits returns true for; nil if there is none. The caller holds mu.
+func (p *Pool) holder(
+	d *Demand, w *worker, held map[string]int, admits func(*worker) bool,
+) (best *worker, tokens int) {
+	tokens = d.known.held[w.info.ID] + peerTokens - 1
 	for id, o := range p.workers {
-		n := d.known.held[id]
-		if o != w && o.ready() && n > most &&
+		n := held[id]
+		if o != w && o.ready() && (n > tokens || best != nil && n == tokens && id < best.info.ID) && admits(o) &&
 			o.info.Registration.GetContract() == w.info.Registration.GetContract() {
-			best, most = o, n
+			best, tokens = o, n
 		}
 	}
-	if best == nil {
-		return nil
-	}
-	return &tandemv1.PeerHint{
-		WorkerId: best.info.ID, Address: best.info.Registration.GetAddress(), Tokens: int32(most),
-	}
+	return best, tokens
 }
 
 // remember notes where a session is. Of too many any one goes: it finds another worker, once.
@@ -266,16 +315,29 @@ func (r *routes) remember(session, worker string) {
 	r.sessions[session] = worker
 }
 
+// begun takes the prompt off the worker's backlog, and the fetch off its sender. It reports whether that was to be done
+// still. The caller holds mu.
+func (l *Slot) begun() bool {
+	if l.unread == 0 {
+		return false
+	}
+	l.w.backlog -= l.unread
+	l.unread = 0
+	if l.sender != nil {
+		l.sender.sending--
+		l.sender = nil
+	}
+	return true
+}
+
 // Read notes that the worker has read the prompt, of which it held so many tokens.
 func (l *Slot) Read(cached int) {
 	p := l.pool
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if l.unread == 0 {
+	if !l.begun() {
 		return
 	}
-	l.w.backlog -= l.unread
-	l.unread = 0
 	p.add(l.w, func(n *Routed) {
 		n.Expected += uint64(l.hoped)
 		n.Hit += uint64(max(0, min(cached, l.hoped)))

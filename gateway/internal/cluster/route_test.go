@@ -167,7 +167,12 @@ func TestPace(t *testing.T) {
 	if s.token != 2*time.Millisecond {
 		t.Errorf("%+v", s)
 	}
-	s.observe(map[string]float64{"prompt_tokens": 2000, "prefill_seconds": 12})
+	s.observe(map[string]float64{"peer_fetched_tokens": 1000, "peer_fetch_seconds": 0.5})
+	s.observe(map[string]float64{"peer_fetched_tokens": 1000, "peer_fetch_seconds": 0.5, "prompt_tokens": 2000,
+		"prefill_seconds": 12})
+	if s.fetch != 500*time.Microsecond {
+		t.Errorf("%+v", s)
+	}
 	if s.token != (7*2*time.Millisecond+3*10*time.Millisecond)/10 {
 		t.Errorf("%+v", s)
 	}
@@ -216,6 +221,85 @@ func TestRoutePeer(t *testing.T) {
 				l.Release()
 				p.routes.sent = nil
 			}
+		}
+	})
+}
+
+// TestRouteToFetch: a worker counts as having what another one holds at the measured time of fetching it, for as many
+// requests at a time as that one sends states.
+func TestRouteToFetch(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
+		prompt := text(1, 5000)
+		start := func(by bool, perToken time.Duration, onDisk bool) *Pool {
+			w := holding("b", "", prompt, 4608)
+			w.Heartbeat.Prefixes.States[0].OnDisk = onDisk
+			p := pool(t, PoolConfig{MaxQueue: 9, ByPrefix: by}, info("a", 4, 100_000, registry.StateReady), w)
+			p.workers["a"].pace.fetch = perToken
+			p.workers["b"].backlog = 2000
+			return p
+		}
+		for _, v := range []struct {
+			what     string
+			by       bool
+			perToken time.Duration
+			onDisk   bool
+			want     string
+			counts   Routed
+		}{
+			{"fetching is fast", true, 100 * time.Microsecond, false, "a", Routed{Peer: 1, Named: 1}},
+			{"from disk", true, 100 * time.Microsecond, true, "a", Routed{Peer: 1, Named: 1}},
+			{"fetching was not measured", true, 0, false, "b", Routed{Prefix: 1}},
+			{"fetching takes longer than waiting", true, 600 * time.Microsecond, false, "b", Routed{Prefix: 1}},
+			{"fetching takes longer than reading", true, 2 * time.Millisecond, false, "b", Routed{Prefix: 1}},
+			{"routing is by load", false, 100 * time.Microsecond, false, "a", Routed{Named: 1}},
+		} {
+			p := start(v.by, v.perToken, v.onDisk)
+			l := went(t, p, Demand{Prompt: prompt})
+			if l.Worker != v.want || p.Routed() != v.counts {
+				t.Errorf("%s: went to %s, %+v", v.what, l.Worker, p.Routed())
+			}
+			if v.counts.Peer > 0 && (l.Peer.GetTokens() != 4608 || p.workers["a"].backlog != 5000-4608) {
+				t.Errorf("%s: %v, %d tokens are to be read", v.what, l.Peer, p.workers["a"].backlog)
+			}
+			l.Release()
+			if n := p.workers["b"].sending; n != 0 {
+				t.Errorf("%s: %d fetches are left", v.what, n)
+			}
+		}
+		p := start(true, 100*time.Microsecond, false)
+		// Each prompt is another one after what b holds: the pool does not believe that a has it.
+		another := func(i int32) Demand { return Demand{Prompt: append(prompt[:4608:4608], text(10+i, 392)...)} }
+		var slots []*Slot
+		for i := range mostSending {
+			slots = append(slots, went(t, p, another(int32(i))))
+			p.routes.sent = nil
+		}
+		if s := p.Routed(); s.Peer != mostSending {
+			t.Fatalf("%+v", s)
+		}
+		if l := went(t, p, another(7)); l.Worker != "b" {
+			t.Errorf("beside %d fetches a request went to %s", mostSending, l.Worker)
+		} else {
+			l.Release()
+		}
+		p.routes.sent = nil
+		slots[0].Read(4608)
+		if l := went(t, p, another(8)); l.Worker != "a" || p.Routed().Peer != mostSending+1 {
+			t.Errorf("after a fetch a request went to %s", l.Worker)
+		}
+	})
+}
+
+// TestRouteFetchesNoRumour: what a worker was sent is not fetched from there before a heartbeat names it.
+func TestRouteFetchesNoRumour(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
+		prompt := text(1, 5000)
+		p := pool(t, PoolConfig{MaxQueue: 9, ByPrefix: true}, info("a", 4, 100_000, registry.StateReady),
+			info("b", 4, 100_000, registry.StateReady))
+		p.workers["a"].pace.fetch = 100 * time.Microsecond
+		went(t, p, Demand{Prompt: prompt, Avoid: map[string]bool{"a": true}})
+		if l := went(t, p, Demand{Prompt: append(prompt[:4992:4992], 7)}); p.Routed().Peer != 0 {
+			t.Errorf("went to %s, %+v", l.Worker, p.Routed())
 		}
 	})
 }

@@ -53,6 +53,7 @@ type routingEntry struct {
 	StateTokens  int `json:"state_tokens"`
 	// Requests by how they came here.
 	ByPrefix  uint64 `json:"by_prefix"`
+	ByPeer    uint64 `json:"by_peer"` // it was expected to fetch a begin of the prompt
 	BySession uint64 `json:"by_session"`
 	ByLoad    uint64 `json:"by_load"`
 	// Prompt tokens that the target was believed to hold, and those of them that it had.
@@ -82,8 +83,8 @@ const failedFetches = "peer_fetches_failed_"
 func routingOf(hb *tandemv1.Heartbeat, r cluster.Routed) *routingEntry {
 	n := finite(hb.GetCounters())
 	e := &routingEntry{
-		ByPrefix: r.Prefix, BySession: r.Session, ByLoad: r.Load, ExpectedTokens: r.Expected, HadTokens: r.Hit,
-		PeersNamed: r.Named,
+		ByPrefix: r.Prefix, ByPeer: r.Peer, BySession: r.Session, ByLoad: r.Load,
+		ExpectedTokens: r.Expected, HadTokens: r.Hit, PeersNamed: r.Named,
 		Fetched: transferEntry{
 			States: n["peer_fetches"], Tokens: n["peer_fetched_tokens"], Bytes: n["peer_fetched_bytes"],
 			MS: 1000 * n["peer_fetch_seconds"],

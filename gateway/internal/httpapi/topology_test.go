@@ -23,9 +23,9 @@ func TestRoutingOfATarget(t *testing.T) {
 			"peer_sends_failed": 1,
 		},
 		Prefixes: &tandemv1.Prefixes{States: []*tandemv1.PrefixState{{Tokens: 100}, {Tokens: 512, OnDisk: true}}},
-	}, cluster.Routed{Prefix: 7, Session: 1, Load: 2, Expected: 900, Hit: 800, Named: 3})
+	}, cluster.Routed{Prefix: 7, Peer: 4, Session: 1, Load: 2, Expected: 900, Hit: 800, Named: 3})
 	want := &routingEntry{
-		States: 2, StatesOnDisk: 1, StateTokens: 612, ByPrefix: 7, BySession: 1, ByLoad: 2, ExpectedTokens: 900,
+		States: 2, StatesOnDisk: 1, StateTokens: 612, ByPrefix: 7, ByPeer: 4, BySession: 1, ByLoad: 2, ExpectedTokens: 900,
 		HadTokens: 800, PeersNamed: 3, Fetched: transferEntry{States: 2, Tokens: 3000, Bytes: 1e6, MS: 250, Failed: 3},
 		Served: transferEntry{States: 5, Tokens: 6000, Bytes: 2e6, Failed: 1}, Skipped: 4,
 		Failed: map[string]float64{"slow": 1, "lost": 2},

@@ -141,7 +141,7 @@ func (b *builder) total(name, help string) metric.Int64ObservableCounter {
 func (b *builder) observe(src Sources) {
 	depth := b.gauge("tandem.queue.depth", "Requests that wait for a worker.")
 	workers := b.workers()
-	routed := b.total("tandem.routed", "Requests by how they found their target: prefix, session, load.")
+	routed := b.total("tandem.routed", "Requests by how they found their target: prefix, peer, session, load.")
 	prefixes := b.total("tandem.routed.prefix.tokens",
 		"Prompt tokens that targets were believed to hold (expected), and those of them that they had (hit).")
 	named := b.total("tandem.routed.peers",
@@ -157,6 +157,7 @@ func (b *builder) observe(src Sources) {
 				o.ObserveInt64(c, int64(n), metric.WithAttributes(attribute.String(label, value)))
 			}
 			count(routed, "by", "prefix", r.Prefix)
+			count(routed, "by", "peer", r.Peer)
 			count(routed, "by", "session", r.Session)
 			count(routed, "by", "load", r.Load)
 			count(prefixes, "kind", "expected", r.Expected)

@@ -44,8 +44,7 @@ type node struct {
 	kv, state  uint64 // bytes of its files, 0 = there is none
 	number     uint64 // of its tokens in their isolation, services/prefixhash; 0 = not known
 	children   int
-	hits       int
-	made, used time.Time
+	used       time.Time
 	pins       int // reads and writes that need its files
 }
 
@@ -123,7 +122,7 @@ func (s *Store) scan() {
 		}
 		n := s.nodes[p.id]
 		if n == nil {
-			n = &node{id: p.id, length: p.length, used: info.ModTime(), made: info.ModTime()}
+			n = &node{id: p.id, length: p.length, used: info.ModTime()}
 			s.nodes[p.id] = n
 		}
 		switch {
@@ -267,13 +266,19 @@ func (s *Store) least() *node {
 		if n.state == 0 || n.pins > 0 {
 			continue
 		}
-		bytes := n.state
-		if n.children == 0 {
-			bytes += n.kv
-		}
-		worst.Offer(n, eviction.State{Hits: n.hits, Tokens: n.length, Bytes: bytes, Made: n.made, Used: n.used})
+		worst.Offer(n, eviction.State{Gain: n.length - s.before(n), Used: n.used})
 	}
 	return worst.Worst()
+}
+
+// before is the length of the longest state above n that can be restored, 0 if there is none. The caller holds mu.
+func (s *Store) before(n *node) int {
+	for n = s.nodes[n.parent]; n != nil; n = s.nodes[n.parent] {
+		if n.state > 0 {
+			return n.length
+		}
+	}
+	return 0
 }
 
 // Held is a state that can be restored.
@@ -372,7 +377,6 @@ func (s *Store) unpin(nodes []*node) {
 
 // use notes that a state was asked for. The caller holds mu. The time lasts in that of the file.
 func (s *Store) use(n *node) {
-	n.hits++
 	n.used = time.Now()
 	_ = os.Chtimes(s.statePath(n), time.Time{}, n.used)
 }

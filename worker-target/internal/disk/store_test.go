@@ -98,9 +98,8 @@ func TestPagesAreShared(t *testing.T) {
 	s.mu.Lock()
 	s.cfg.Budget = s.bytes - 1 // one state must go; the first is worth least
 	for _, n := range s.nodes {
-		n.made = n.made.Add(-time.Hour)
-		if n.length > 500 {
-			n.hits = 100
+		if n.length == 500 {
+			n.used = n.used.Add(-time.Hour)
 		}
 	}
 	s.shrink(0)

@@ -240,8 +240,7 @@ func (s *Store) end(w *writing, err error) {
 	}
 	n.state, n.number = uint64(w.stateBytes), w.draft.Number
 	s.version++
-	n.made = time.Now()
-	n.used = n.made
+	n.used = time.Now()
 	s.lengths[n.length]++
 	s.stats.Writes++
 }

@@ -25,6 +25,8 @@ const (
 	headerWait = 2 * time.Second
 	// settled is how long parts arrive before the rest is projected from their rate.
 	settled = 20 * time.Millisecond
+	// again is after how long a peer is asked again that sends enough states already.
+	again = 50 * time.Millisecond
 	// mostRow and mostKind bound a row of features and the name of what it is, in bytes.
 	mostRow, mostKind = 1 << 20, 64
 )
@@ -88,14 +90,31 @@ func (p *peer) Find(
 		c.skip()
 		return nil
 	}
-	s := &state{peer: p, link: l, limit: limit, start: time.Now(), least: least}
+	s := &state{peer: p, link: l, limit: limit, least: least}
 	s.ctx, s.cancel = context.WithTimeout(ctx, limit)
-	if err := s.open(ctx, tokens[:goal], lengths, info); err != nil {
+	latest := time.Now().Add(limit - again - c.expected(l, bytes)) // waiting until then is worth it
+	err := s.open(tokens[:goal], lengths, info)
+	for isBusy(err) && time.Now().Before(latest) && wait(ctx, again) {
+		err = s.open(tokens[:goal], lengths, info)
+	}
+	if err != nil {
 		s.fail(ctx, err)
 		s.Close()
 		return nil
 	}
 	return s
+}
+
+// wait reports whether so much time passed before ctx ended.
+func wait(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // failure is an error with the reason by which it is counted.
@@ -106,6 +125,12 @@ type failure struct {
 
 func (f *failure) Error() string { return f.err.Error() }
 func (f *failure) Unwrap() error { return f.err }
+
+// isBusy reports whether an error is that of a peer that sends enough states already.
+func isBusy(err error) bool {
+	var f *failure
+	return errors.As(err, &f) && f.reason == Busy
+}
 
 func wrong(format string, args ...any) error { return &failure{Damaged, fmt.Errorf(format, args...)} }
 
@@ -128,8 +153,9 @@ func remote(err error) error {
 }
 
 // open asks for the state and reads its header.
-func (s *state) open(ctx context.Context, tokens, lengths []int32, info engine.Info) (err error) {
+func (s *state) open(tokens, lengths []int32, info engine.Info) (err error) {
 	p := s.peer
+	s.start = time.Now()
 	s.stream, err = tandemv1.NewPeerServiceClient(s.link.conn).FetchState(s.ctx, &tandemv1.FetchStateRequest{
 		Contract: p.contract, Isolation: p.isolation, Tokens: tokens, LongerThan: int32(s.least), Lengths: lengths,
 	})

@@ -36,6 +36,7 @@ func TestAheadEvictsNothingNewer(t *testing.T) {
 		if s := c.Stats(); s.Ahead != (AheadStats{}) || s.Refusals != 1 {
 			t.Errorf("%+v", s)
 		}
+		time.Sleep(2 * time.Second)
 		if hit(t, c, m, "", []int32{2, 2, 9}) != 2 { // so that the other is worth less
 			t.Error("the newer state is gone")
 		}

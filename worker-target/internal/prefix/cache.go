@@ -44,7 +44,6 @@ type Entry struct {
 	length   int
 	rows     *Rows
 	hits     int
-	made     time.Time
 	used     time.Time
 	pins     int
 	awaited  int    // callers that wait until it is not read any more: it is theirs to evict
@@ -120,6 +119,22 @@ func (c *Cache) Use(e engine.Target) {
 	}
 	info := e.Info()
 	c.engine, c.perKV, c.state = e, info.KVBytesPerToken+tokenBytes, info.StateBytesPerSequence
+	c.forget()
+}
+
+// Forget drops what the cache keeps of an engine that is no more.
+func (c *Cache) Forget() {
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.engine = nil
+	c.forget()
+}
+
+// forget drops all entries, whose snapshots are gone with their engine. The caller holds mu.
+func (c *Cache) forget() {
 	for old := range c.entries {
 		c.waste(old)
 	}
@@ -311,8 +326,7 @@ func (c *Cache) put(e *Entry, tokens []int32, spares func(*Entry) bool) (*Entry,
 	if at.entry != nil { // another request was faster
 		return at.entry, false
 	}
-	e.made = time.Now()
-	e.used = e.made
+	e.used = time.Now()
 	e.node, at.entry = at, e
 	c.entries[e] = struct{}{}
 	c.version++
@@ -528,10 +542,7 @@ func (c *Cache) least(leftOut func(*Entry) bool) *Entry {
 		if e.pins > 0 || leftOut(e) {
 			continue
 		}
-		worst.Offer(e, eviction.State{
-			Hits: e.hits, Tokens: e.length, Bytes: c.state + uint64(e.node.own())*c.perKV + e.rows.own(),
-			Made: e.made, Used: e.used,
-		})
+		worst.Offer(e, eviction.State{Gain: e.length - e.node.before(), Used: e.used})
 	}
 	return worst.Worst()
 }

@@ -130,18 +130,13 @@ func (r *Rows) release() (bytes uint64) {
 	return bytes
 }
 
-// own is the number of bytes that no other entry holds.
-func (r *Rows) own() uint64 { return r.held(1) }
-
 // fresh is the number of bytes that nobody holds yet.
-func (r *Rows) fresh() uint64 { return r.held(0) }
-
-func (r *Rows) held(refs int) (bytes uint64) {
+func (r *Rows) fresh() (bytes uint64) {
 	if r == nil {
 		return 0
 	}
 	for _, p := range r.pages {
-		if p.refs == refs {
+		if p.refs == 0 {
 			bytes += uint64(len(p.data))
 		}
 	}

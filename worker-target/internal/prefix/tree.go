@@ -116,10 +116,12 @@ func (n *node) tokens() []int32 {
 	return slices.Concat(edges...)
 }
 
-// own is how many tokens of edges only n's entry holds.
-func (n *node) own() int {
-	if len(n.children) > 0 {
-		return 0
+// before is the length of the longest entry above n, 0 if there is none.
+func (n *node) before() int {
+	for n = n.parent; n != nil; n = n.parent {
+		if n.entry != nil {
+			return n.entry.length
+		}
 	}
-	return len(n.edge)
+	return 0
 }

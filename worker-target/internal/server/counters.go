@@ -135,6 +135,7 @@ func (s *Server) Heartbeat(h *tandemv1.Heartbeat) {
 	s.mu.Lock()
 	c := s.counters
 	s.mu.Unlock()
+	s.forgetLost()
 	p, m := s.deps.Prefixes.Stats(), s.members.Stats()
 	h.Prefixes = s.deps.Prefixes.Report()
 	h.Counters = map[string]float64{

@@ -8,6 +8,8 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -285,9 +287,8 @@ func TestPeerFaults(t *testing.T) {
 				time.Sleep(300 * time.Millisecond)
 				return nil
 			})},
-		"a peer that is busy": {reason: peers.Busy, change: func(int, *tandemv1.FetchStateResponse) error {
-			return rpcerr.ResourceExhausted("enough")
-		}},
+		"a peer that is busy": {reason: peers.Busy, read: 200 * time.Millisecond,
+			change: func(int, *tandemv1.FetchStateResponse) error { return rpcerr.ResourceExhausted("enough") }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.read == 0 {
@@ -307,6 +308,32 @@ func TestPeerFaults(t *testing.T) {
 			same(t, "after the fault", got, asker.must(m))
 		})
 	}
+}
+
+// TestPeerIsBusy: a peer that sends enough states already is asked again while reading would take longer.
+func TestPeerIsBusy(t *testing.T) {
+	asked := 0
+	holder, asker := pair(t, rigOptions{target: enginefake.Options{PromptRows: 64}}, time.Minute, &between{
+		change: func(i int, _ *tandemv1.FetchStateResponse) error {
+			if i > 0 {
+				return nil
+			}
+			if asked++; asked < 4 {
+				return rpcerr.ResourceExhausted("enough")
+			}
+			return nil
+		},
+	})
+	p := prompt(1300, 1)
+	holder.must(&tandemv1.DecodeRequest{PromptTokens: p, MaxTokens: 1, TopLogprobs: -1})
+	m := &tandemv1.DecodeRequest{PromptTokens: p, MaxTokens: 9, TopLogprobs: 3, Peer: hintOf(1024)}
+	got := asker.must(m)
+	s := asker.server.deps.Peers.Stats()
+	if got.prefill.CachedTokens != 1024 || s.Fetched != 1 || len(s.Failures) != 0 || asked != 4 {
+		t.Errorf("%v cached, %+v, asked %d times", got.prefill, s, asked)
+	}
+	m.Cache = &tandemv1.CacheUse{Off: true}
+	same(t, "after it was asked again", got, asker.must(m))
 }
 
 // TestPeerSendsFeatures: a fetched state has its rows of features, so that the first round after it drafts. Rows that
@@ -429,5 +456,35 @@ func TestPeerSendsFromDisk(t *testing.T) {
 		t.Errorf("%v cached, %+v", got.prefill, d)
 	}
 	m.Cache = &tandemv1.CacheUse{Off: true}
-	same(t, "from disk", got, asker.must(m))
+	cold := asker.must(m)
+	same(t, "from disk", got, cold)
+
+	damaged := 0
+	err = filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".kv" {
+			return err
+		}
+		damaged++
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		data[len(data)-100] ^= 1 // in the last page: parts before it were sent by then
+		return os.WriteFile(path, data, 0o600)
+	})
+	if err != nil || damaged == 0 {
+		t.Fatalf("%d files are damaged: %v", damaged, err)
+	}
+	other := newRig(t, rigOptions{
+		target: enginefake.Options{PromptRows: 64}, contract: "contract",
+		peers: fetching(t, time.Minute, through(t, &between{to: tandemv1.NewPeerServiceClient(holder.conn)})),
+	})
+	m.Cache = nil
+	got = other.must(m)
+	d, _ = holder.prefixes.DiskStats()
+	s := other.server.deps.Peers.Stats()
+	if got.prefill.CachedTokens != 0 || s.Fetched != 0 || s.Failures[peers.Damaged] != 1 || d.Damaged != 1 {
+		t.Errorf("%v cached of a damaged file, %+v, %+v", got.prefill, s, d)
+	}
+	same(t, "from a damaged file", got, cold)
 }

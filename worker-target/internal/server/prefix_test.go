@@ -82,11 +82,22 @@ func TestPrefixCacheDiesWithItsEngine(t *testing.T) {
 	m := &tandemv1.DecodeRequest{PromptTokens: prompt(900, 1), MaxTokens: 5, TopLogprobs: -1}
 	r.must(m)
 	want := r.must(m)
+	named := func() int {
+		var h tandemv1.Heartbeat
+		r.server.Heartbeat(&h)
+		return len(h.Prefixes.GetStates())
+	}
+	if named() == 0 {
+		t.Error("heartbeats name no states")
+	}
 	r.opener.Opened()[0].Crash()
 	r.until("another engine is open", func() bool {
 		e, err := r.keeper.Engine()
 		return err == nil && len(r.opener.Opened()) == 2 && e != nil
 	})
+	if n := named(); n != 0 {
+		t.Errorf("heartbeats name %d states of an engine that is no more", n)
+	}
 	got := r.must(m)
 	if got.prefill.CachedTokens != 0 || !slices.Equal(got.tokens, want.tokens) || want.prefill.CachedTokens == 0 {
 		t.Errorf("%d tokens were cached before and %d after the engine died", want.prefill.CachedTokens,

@@ -129,6 +129,20 @@ func (s *Server) scheduled(engine engine.Target, r schedule.Request) engine.Targ
 	return s.schedule.For(r)
 }
 
+// forgetLost forgets the states of an engine that was parked or lost, so that no heartbeat names them.
+func (s *Server) forgetLost() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.engine == nil {
+		return
+	}
+	// An engine that is not the present one will never be it again.
+	if now, err := s.deps.Engines.Engine(); err != nil || now != s.engine {
+		s.engine, s.schedule = nil, nil
+		s.deps.Prefixes.Forget()
+	}
+}
+
 // contract is the contract id of an engine, empty when requests are not told.
 func (s *Server) contract(e engine.Target) string {
 	if s.deps.Contract == nil {
