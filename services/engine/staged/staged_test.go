@@ -66,8 +66,8 @@ func (s *stopped) Step(ctx context.Context, step *engine.Step, result *engine.St
 	return s.Target.Step(ctx, step, result)
 }
 
-// TestCancelledBetweenStages: a step whose caller goes when it is in any stage commits its path in all of them, holds no
-// pages in any, and the sequence goes on with the tokens of one that was never disturbed.
+// TestCancelledBetweenStages: a step whose caller goes when it is in any stage commits its path in all of them, holds
+// no pages in any, and the sequence goes on with the tokens of one that was never disturbed.
 func TestCancelledBetweenStages(t *testing.T) {
 	const prompt = 63 // a page less the row of the path, so that the cancelled row takes a page
 	row := func(at int, want uint32) engine.Row {
