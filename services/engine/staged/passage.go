@@ -7,10 +7,10 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
-// Calls follow each other through the stages: while one is in the second stage, the next is in the first. A call has the
-// turn of the first stage (enter) until it departs from it, and then the turn of each later stage in the order in which
-// calls departed. So every stage runs the same calls in the same order. A call that fails on its way keeps its place and
-// passes the other stages too, where it does what leaves the stages alike.
+// Calls follow each other through the stages: while one is in the second stage, the next is in the first. A call has
+// the turn of the first stage (enter) until it departs from it, and then the turn of each later stage in the order in
+// which calls departed. So every stage runs the same calls in the same order. A call that fails on its way keeps its
+// place and passes the other stages too, where it does what leaves the stages alike.
 //
 // A call of a sequence waits until no other call of it is on its way, because what it may do depends on how those end.
 // Prompt pieces do not wait for the piece before them: see chained.
@@ -131,9 +131,9 @@ func (t *Target) land(p *passage) {
 	t.moved.Broadcast()
 }
 
-// pass runs a call in every stage, after enter. An error of the first stage ends it there; a later one keeps it from the
-// stages after that. settle gets the error and its stage when all stages have had their turn; it notes what the call
-// changed, with mu held. s is the call's sequence, nil = it has none.
+// pass runs a call in every stage, after enter. An error of the first stage ends it there; a later one keeps it from
+// the stages after that. settle gets the error and its stage when all stages have had their turn; it notes what the
+// call changed, with mu held. s is the call's sequence, nil = it has none.
 func (t *Target) pass(s *sequence, call func(e engine.Target, stage int) error,
 	settle func(stage int, err error) error) error {
 	err := call(t.stages[0], 0)

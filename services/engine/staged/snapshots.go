@@ -180,7 +180,8 @@ func (t *Target) FreeSnapshot(ctx context.Context, id engine.Snapshot) error {
 	})
 }
 
-// learn finds out what snapshots of the stages consist of. The caller has the first stage's turn, or is the only one yet.
+// learn finds out what snapshots of the stages consist of. The caller has the first stage's turn, or is the only one
+// yet.
 func (t *Target) learn(ctx context.Context) error {
 	if t.layouts != nil {
 		return nil

@@ -2,6 +2,7 @@ package staged_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -48,5 +49,104 @@ func TestStages(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// stopped is a stage whose next step begins after its caller has gone, if stop is set.
+type stopped struct {
+	engine.Target
+	stop context.CancelFunc
+}
+
+func (s *stopped) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
+	if s.stop != nil {
+		s.stop()
+		s.stop = nil
+	}
+	return s.Target.Step(ctx, step, result)
+}
+
+// TestCancelledBetweenStages: a step whose caller goes when it is in any stage commits its path in all of them, holds
+// no pages in any, and the sequence goes on with the tokens of one that was never disturbed.
+func TestCancelledBetweenStages(t *testing.T) {
+	const prompt = 63 // a page less the row of the path, so that the cancelled row takes a page
+	row := func(at int, want uint32) engine.Row {
+		return engine.Row{Token: int32(at % 7), Position: int32(at), Parent: -1, Mask: -1, Want: want}
+	}
+	for stage := range 3 {
+		var all []*stopped
+		var stages []staged.Stage
+		for range 3 {
+			stages = append(stages, staged.Stage{Layers: 1 + len(stages)/2, Open: func(ctx context.Context,
+				o engine.OpenOptions, p engine.Progress) (engine.Target, error) {
+				e, err := enginefake.New(enginefake.Options{}).OpenTarget(ctx, o, p)
+				all = append(all, &stopped{Target: e})
+				return all[len(all)-1], err
+			}})
+		}
+		e, err := staged.Open(stages)(t.Context(), enginetest.TargetOptions(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer e.Close()
+		var r engine.StepResult
+		run := func(ctx context.Context, g engine.Group, rows ...engine.Row) error {
+			g.Rows = len(rows)
+			return e.Step(ctx, &engine.Step{Groups: []engine.Group{g}, Rows: rows}, &r)
+		}
+		begin := func() engine.Sequence {
+			q, err := e.NewSequence(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for at := range prompt {
+				if err := run(t.Context(), engine.Group{Sequence: q, Commit: true}, row(at, 0)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := run(t.Context(), engine.Group{Sequence: q}, row(prompt, 0), row(prompt, 0)); err != nil {
+				t.Fatal(err)
+			}
+			return q
+		}
+		free := func() (out []uint64) {
+			for _, s := range all {
+				stats, err := s.Stats(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, v := range stats {
+					if v.Name == "kv_pages_free" {
+						out = append(out, v.Value)
+					}
+				}
+			}
+			return out
+		}
+		q := begin()
+		before := free()
+		ctx, cancel := context.WithCancel(t.Context())
+		all[stage].stop = cancel
+		if err := run(ctx, engine.Group{Sequence: q, Path: []int32{1}}, row(prompt+1, engine.WantToken)); !errors.Is(err,
+			context.Canceled) {
+			t.Fatalf("stage %d: %v", stage, err)
+		}
+		if n, err := e.SequenceLength(t.Context(), q); n != prompt+1 || err != nil {
+			t.Errorf("stage %d: %d positions, %v", stage, n, err)
+		}
+		for k, n := range free() {
+			if n != before[k] {
+				t.Errorf("cancelled in stage %d: stage %d has %d free pages, had %d", stage, k, n, before[k])
+			}
+		}
+		if err := run(t.Context(), engine.Group{Sequence: q, Commit: true}, row(prompt+1, engine.WantToken)); err != nil {
+			t.Fatalf("cancelled in stage %d, the next step: %v", stage, err)
+		}
+		got := r.Tokens[0]
+		whole := begin()
+		err = run(t.Context(), engine.Group{Sequence: whole, Path: []int32{1}, Commit: true}, row(prompt+1, engine.WantToken))
+		if err != nil || got != r.Tokens[0] {
+			t.Errorf("cancelled in stage %d: token %d, want %d: %v", stage, got, r.Tokens[0], err)
+		}
 	}
 }

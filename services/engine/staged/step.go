@@ -19,6 +19,7 @@ type work struct {
 	kept     []stepcheck.Span // of each group, once its path is committed
 	err      error            // the step failed, in stage at
 	at       int
+	refused  bool // that stage says that it has not run
 
 	groups []engine.Group
 	rows   []engine.Row
@@ -42,7 +43,7 @@ func (t *Target) borrow() *work {
 func (t *Target) giveBack(w *work) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	w.err, w.at = nil, 0
+	w.err, w.at, w.refused = nil, 0, false
 	t.free = append(t.free, w)
 }
 
@@ -70,6 +71,9 @@ func (t *Target) Step(ctx context.Context, step *engine.Step, result *engine.Ste
 	if step.Passed != nil {
 		step.Passed()
 	}
+	if w.err != nil {
+		t.clean(w, 0)
+	}
 	for k := 1; k < len(t.stages); k++ {
 		t.next(&p)
 		t.follow(w, k)
@@ -80,9 +84,7 @@ func (t *Target) Step(ctx context.Context, step *engine.Step, result *engine.Ste
 		n, err := t.run(ctx, w, k, step, result)
 		if nanos += n; err != nil {
 			t.failed(w, k, err)
-			if refused(err) {
-				t.clean(w, k)
-			}
+			t.clean(w, k)
 		}
 	}
 	if w.err == nil {
@@ -295,7 +297,7 @@ func refused(err error) bool {
 
 // failed is fail for a stage after the first.
 func (t *Target) failed(w *work, k int, err error) {
-	if refused(err) {
+	if w.refused = refused(err); w.refused {
 		err = rpcerr.Internal("stage %d refuses what the first took: %v", k+1, err)
 	}
 	t.mu.Lock()
@@ -321,7 +323,8 @@ func (t *Target) fail(w *work, k int, err error) {
 }
 
 // clean leaves a stage as the failed step leaves the others: one that did not run the step commits the paths, and one
-// that did drops the rows that are pending.
+// that did drops the rows that are pending. The stage where a step was cancelled may have run it or not: it refuses to
+// commit the paths again.
 func (t *Target) clean(w *work, k int) {
 	if errors.Is(w.err, rpcerr.EngineLost) || w.chained {
 		return // the sequences are lost, or the step's only one is broken
@@ -340,7 +343,8 @@ func (t *Target) clean(w *work, k int) {
 	if len(step.Groups) == 0 {
 		return
 	}
-	if err := t.stages[k].Step(context.Background(), &step, &engine.StepResult{}); err != nil {
+	err := t.stages[k].Step(context.Background(), &step, &engine.StepResult{})
+	if err != nil && (k != w.at || w.refused || !refused(err)) {
 		w.err = t.giveUp("a step failed in one of them", errors.Join(w.err, err))
 	}
 }

@@ -82,8 +82,8 @@ func (m *mix) fits(p *part, n, most int) bool {
 // size is what counts against the most rows of a step: its rows, and those whose kept features it reads.
 func size(s *engine.Step) int { return len(s.Rows) + keptRows(s) }
 
-// compose fills the mix of e.flight with the next step. It stays empty when the requests of all parts were cancelled. The caller
-// holds mu.
+// compose fills the mix of e.flight with the next step. It stays empty when the requests of all parts were cancelled.
+// The caller holds mu.
 func (e *Engine) compose(leader *part, now time.Time) {
 	m := &e.flight.mix
 	m.reset()

@@ -7,9 +7,9 @@ import (
 	"github.com/tandem-inference/tandem/services/engine"
 )
 
-// Steps follow each other through an engine in stages (engine.Info.Depth): the next one is composed when the first stage
-// has run the one before it. Nobody leads then: whoever queues a step, and every step that has passed the first stage or
-// has ended, starts the next one (dispatch), on a goroutine of its own that ends with it.
+// Steps follow each other through an engine in stages (engine.Info.Depth): the next one is composed when the first
+// stage has run the one before it. Nobody leads then: whoever queues a step, and every step that has passed the first
+// stage or has ended, starts the next one (dispatch), on a goroutine of its own that ends with it.
 //
 // Rounds and pieces take turns and never share a step, since a step of one piece alone may follow the one before it
 // without its result. A step has no more rounds than its share of the running streams: with as many streams as stages

@@ -76,8 +76,8 @@ func soon(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// TestAlikeInStages: steps that follow each other through stages give each request what it gets alone, also while others
-// are cancelled wherever their steps are.
+// TestAlikeInStages: steps that follow each other through stages give each request what it gets alone, also while
+// others are cancelled wherever their steps are.
 func TestAlikeInStages(t *testing.T) {
 	const requests, rounds = 6, 40
 	prompt := func(r *rand.Rand) int { return 3 + r.IntN(400) }
@@ -92,7 +92,8 @@ func TestAlikeInStages(t *testing.T) {
 		}
 		alone[i] = r.record
 	}
-	guard := engine.GuardTarget(stages(t, enginefake.Options{StepDelay: 100 * time.Microsecond}, engine.OpenOptions{}, nil),
+	slow := stages(t, enginefake.Options{StepDelay: 100 * time.Microsecond}, engine.OpenOptions{}, nil)
+	guard := engine.GuardTarget(slow,
 		engine.GuardConfig{Every: 10 * time.Millisecond}) // whoever is cancelled cannot free its sequence
 	defer guard.Close()
 	line := with(guard, free)
@@ -301,8 +302,8 @@ func TestRefusedPiece(t *testing.T) {
 	}
 }
 
-// TestCancelledPieces: the pieces of a request that is cancelled end with it, wherever they are, and leave the engine to
-// others.
+// TestCancelledPieces: the pieces of a request that is cancelled end with it, wherever they are, and leave the engine
+// to others.
 func TestCancelledPieces(t *testing.T) {
 	line := with(stages(t, enginefake.Options{StepDelay: time.Millisecond}, engine.OpenOptions{}, nil), free)
 	for i := range 20 {
