@@ -495,7 +495,6 @@ void bench_choose(Bench* b) {
       }
       a.rows = rows;
       a.plans = b->upload(plans);
-      a.nucleus = c.top_p < 1 && c.top_k == 0;
       b->line(label((std::string("choice, ") + c.name).c_str(), rows).c_str(),
               b->time(kTimes,
                       [&] {

@@ -130,7 +130,6 @@ const char* name_of(Operation operation) {
 }
 
 constexpr const char* kDeltaKinds[] = {"one sequence", "several sequences", "a prompt"};
-constexpr const char* kChoiceKinds[] = {"others", "top_p without top_k in any row"};
 
 // What an operation's rows are told apart by: types of weights or of keys and values, kinds of groups.
 std::vector<std::string> kinds(Operation operation) {
@@ -144,7 +143,7 @@ std::vector<std::string> kinds(Operation operation) {
   } else if (operation == Operation::kDelta) {
     all.assign(std::begin(kDeltaKinds), std::end(kDeltaKinds));
   } else {
-    all.assign(std::begin(kChoiceKinds), std::end(kChoiceKinds));
+    all = {"any"};
   }
   return all;
 }
@@ -242,7 +241,6 @@ std::string chosen(const Card& card, Operation operation, const std::string& kin
       ChooseArgs args;
       args.vocab = 1000;
       args.rows = rows;
-      args.nucleus = kind == kChoiceKinds[1];
       return launched([&](Stream& s) { launch_choose(s, args); });
     }
   }

@@ -55,7 +55,6 @@ struct ChooseArgs {
   const uint32_t* never = nullptr;   // device bits of tokens that are never chosen, nullptr = none
   void* scratch = nullptr;           // choose_scratch_bytes(), 8-byte aligned
   const int32_t* live = nullptr;     // device: rows in use, nullptr = all
-  bool nucleus = false;              // whether top_p may cut candidates of a row that top_k does not limit
 };
 uint64_t choose_scratch_bytes(int64_t vocab, int rows);
 void launch_choose(Stream& stream, const ChooseArgs& args);

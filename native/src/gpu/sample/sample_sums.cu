@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kReadThreads, 4) choose_maxima_kernel(ChooseAr
   const int tid = static_cast<int>(threadIdx.x);
   const Scratch s = scratch_of(a, row);
   const ChooseRow& plan = a.plans[row];
-  if (a.nucleus) {
+  if (takes_nucleus(plan, a.vocab)) {
 #pragma unroll 1
     for (int64_t i = block * kReadThreads + tid; i < kNarrowPasses * kBins; i += int64_t{gridDim.x} * kReadThreads) {
       s.bins[i] = Units{0, 0};

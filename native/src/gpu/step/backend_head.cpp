@@ -83,7 +83,7 @@ void GpuBackend::choose_rows(const HeadArgs& args, const HeadRow* rows, int n) {
     sizes.plan = Recorder::padded(most * sizeof(ChooseRow)) + (args.never != nullptr ? mask_bytes : 0);
     if (!recorder_.reserve(sizes)) return;
     choices_.clear();
-    bool anything = false, nucleus = false;
+    bool anything = false;
     const uint32_t *mask = nullptr, *placed = nullptr;  // the last row's: neighbours may share one
     for (int i = 0; i < count; ++i) {
       const HeadRow& r = rows[first + i];
@@ -96,7 +96,6 @@ void GpuBackend::choose_rows(const HeadArgs& args, const HeadRow* rows, int n) {
       const bool plain = args.never == nullptr && r.mask == nullptr && c.n_bias + c.n_history == 0;
       if (plain && c.temperature <= 0.0f) c.wants |= kWantPlainId;
       anything = anything || (c.wants & ~kWantPlainId) != 0;
-      nucleus = nucleus || (c.temperature > 0.0f && c.top_p < 1.0f && !(c.top_k > 0 && c.top_k < vocab));
       choices_.push_back(c);
     }
     if (anything) {
@@ -110,7 +109,6 @@ void GpuBackend::choose_rows(const HeadArgs& args, const HeadRow* rows, int n) {
       choose.plans = recorder_.put(choices_.data(), choices_.size(), most);
       choose.never = args.never != nullptr ? recorder_.put(args.never, words) : nullptr;
       choose.scratch = choose_scratch_;
-      choose.nucleus = nucleus;
     }
     first += count;
   }
