@@ -1,10 +1,10 @@
 // Package eviction says which of many stored states is worth least: of those in memory (package prefix) and of those in
 // files (package disk).
 //
-// The value of a state is its gain ÷ the time since its last use. Gain is what a hit saves beyond the next shorter state
+// The value of a state is its gain ÷ the time since its last use. Gain is what hits save beyond the next shorter state
 // of the same text: of a conversation's states those that others nearly replace go first. TestTrace compares it with
 // the time alone, which reads more than a third more, and with hits · tokens ÷ bytes, by which old conversations keep
-// their states for ever. Hits and bytes brought nothing beside these two: a conversation's newest state has no hits.
+// their states for ever. Hits and bytes brought nothing beside these two: the newest state has no hits yet.
 package eviction
 
 import "time"
