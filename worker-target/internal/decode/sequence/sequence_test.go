@@ -119,3 +119,30 @@ func TestResultIsChecked(t *testing.T) {
 		})
 	}
 }
+
+// TestCompany: a result says how many rows of how many other requests ran with a round, prompts apart.
+func TestCompany(t *testing.T) {
+	for _, c := range []struct {
+		rounds, batch, prompt   int
+		company, others, beside int
+	}{
+		{},                    // an engine that says nothing of others
+		{rounds: 1, batch: 2}, // alone
+		{rounds: 3, batch: 9, company: 2, others: 7},   // among others
+		{rounds: 1, batch: 66, prompt: 64, beside: 64}, // with a piece of a prompt
+		{rounds: 2, batch: 67, prompt: 64, company: 1, others: 1, beside: 64},
+	} {
+		e := &fake{result: engine.StepResult{BatchRounds: c.rounds, BatchRows: c.batch, PromptRows: c.prompt}}
+		var s Sequence
+		s.Start(e, 4, 0, 10)
+		s.Begin(engine.KindDecode, engine.FeatureNone, 0)
+		s.Add(engine.Row{Mask: -1})
+		s.Add(engine.Row{Mask: -1})
+		if err := s.Run(t.Context(), false); err != nil {
+			t.Fatal(err)
+		}
+		if r := s.Result(); r.Company() != c.company || r.Others() != c.others || r.Beside() != c.beside {
+			t.Errorf("%+v: %d others with %d rows, %d of prompts", c, r.Company(), r.Others(), r.Beside())
+		}
+	}
+}
