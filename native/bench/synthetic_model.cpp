@@ -43,8 +43,8 @@ struct Random {
   }
 };
 
-// Chunks of values of a matrix type; a tensor is made of them in an order of its own, so that its rows differ: rows of a
-// head that are equal would give tokens that are equally likely, which no trained model has.
+// Chunks of values of a matrix type; a tensor is made of them in an order of its own, so that its rows differ: rows of
+// a head that are equal would give tokens that are equally likely, which no trained model has.
 constexpr uint64_t kChunk = 256, kChunks = 1021;
 Status make_chunks(DType type, float deviation, std::vector<uint8_t>* out) {
   constexpr uint64_t n = kChunk * kChunks;

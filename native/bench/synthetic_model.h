@@ -3,8 +3,8 @@
 // on it is that of the real model (all but acceptance of drafts). Shapes: docs/spec/qwen35.md §1, dflash.md §2; tensor
 // types: gguf.md §6.
 //
-// Host memory of the model's size is needed while the engine loads. Values are chunks of 256 weights, of a thousand, in a
-// random order: normal with variance 1/k, so that activations stay finite through any number of layers.
+// Host memory of the model's size is needed while the engine loads. Values are chunks of 256 weights, of a thousand, in
+// a random order: normal with variance 1/k, so that activations stay finite through any number of layers.
 #pragma once
 
 #include <cstdint>

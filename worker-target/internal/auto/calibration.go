@@ -45,7 +45,8 @@ func (p *Policy) outlook(best estimate, token float64) float64 {
 	return unit * p.m.priors.mean(&p.promptPrefix, p.last, lean)
 }
 
-// settle compares the tokens of a round with a proposal, whose step had a price of so many seconds, with the predicted ones.
+// settle compares the tokens of a round with a proposal, whose step had a price of so many seconds, with the predicted
+// ones.
 func (p *Policy) settle(r *Round, price float64) {
 	if p.speed == 0 {
 		return

@@ -9,10 +9,10 @@
 //	chain of block b  E_chain(b) / (D(b) + V(b))
 //	tree of budget B  E_tree / (D(B) + V(rows))
 //
-// V is from a table over row counts and context lengths, timed at the start and corrected by every step. D is a running mean
-// per block size, waiting included. E is 1 + the sum over depths of the product of conditional acceptance rates. Rates
-// are kept separately for the draft's first choice (chain) and for any node (tree). A request's rates lean on those of
-// the whole worker: a new request starts where the last ones ended, and corrects itself within some rounds.
+// V is from a table over row counts and context lengths, timed at the start and corrected by every step. D is a running
+// mean per block size, waiting included. E is 1 + the sum over depths of the product of conditional acceptance rates.
+// Rates are kept separately for the draft's first choice (chain) and for any node (tree). A request's rates lean on
+// those of the whole worker: a new request starts where the last ones ended, and corrects itself within some rounds.
 //
 // # Company
 //

@@ -433,8 +433,8 @@ uint64_t choose_scratch_bytes(int64_t vocab, int rows) {
 void launch_choose(Stream& stream, const ChooseArgs& args) {
   const unsigned rows = static_cast<unsigned>(args.rows);
   launch_choose_sums(stream, args);
-  // Also where no row wants a nucleus, which the plans alone say: a list of launches that changes with settings would be
-  // another graph for every size of a step.
+  // Also where no row wants a nucleus, which the plans alone say: a list of launches that changes with settings would
+  // be another graph for every size of a step.
   launch(stream, {.grid = {rows}, .block = {kThreads}, .overlap = true, .name = "choose_likely"}, choose_likely_kernel,
          args);
   launch_choose_nucleus(stream, args);
