@@ -324,4 +324,32 @@ TEST(memory_ends_where_its_allocation_does) {
   }));
 }
 
+TEST(bits_of_scalars_are_set) {
+  Bench b;
+  b.wave->s[0] = 0x10000001u;
+  b.run("s_bitset1_b32 s0, 15");
+  CHECK_EQ(b.wave->s[0], 0x10008001u);
+  b.run("s_bitset0_b32 s0, 28");
+  CHECK_EQ(b.wave->s[0], 0x00008001u);
+}
+
+TEST(atomics_of_memory_add_lane_by_lane) {
+  alignas(16) static uint32_t memory[2] = {100, 7};
+  Memory::of_device().add(memory, sizeof memory);
+  Bench b;
+  const auto address = reinterpret_cast<uint64_t>(memory);
+  for (uint32_t l = 0; l < 32; ++l) {
+    b.wave->v[2][l] = static_cast<uint32_t>(address), b.wave->v[3][l] = static_cast<uint32_t>(address >> 32);
+    b.wave->v[0][l] = l;
+    b.wave->v[5][l] = 4;
+  }
+  b.wave->s[6] = static_cast<uint32_t>(address), b.wave->s[7] = static_cast<uint32_t>(address >> 32);
+  b.run("global_atomic_add_u32 v4, v[2:3], v0, off th:TH_ATOMIC_RETURN scope:SCOPE_DEV");
+  CHECK_EQ(memory[0], 100u + 31 * 32 / 2);
+  CHECK_EQ(b.wave->v[4][3], 103u);  // 0 + 1 + 2 before it
+  b.run("global_atomic_add_u32 v5, v0, s[6:7] scope:SCOPE_DEV");
+  CHECK_EQ(memory[1], 7u + 31 * 32 / 2);
+  CHECK_EQ(Memory::of_device().remove(memory), sizeof memory);
+}
+
 TEST_MAIN()

@@ -221,6 +221,23 @@ void ds_atomic(Wave& w, const Inst& i) {
   if constexpr (RETURNS) each_active(w, [&](int l) { w.v[i.o[0].index][l] = out[l]; });
 }
 
+// [old value,] address, data, scalar. Blocks run on several threads of the host.
+template <auto F>
+void global_atomic(Wave& w, const Inst& i) {
+  const bool returns = i.operands == 4;
+  const int at = returns ? 1 : 0;
+  Inst view;
+  view.o[0] = i.o[at];
+  view.o[1] = i.o[at + 2];
+  view.offset[0] = i.offset[0];
+  Lanes out;
+  each_active(w, [&](int l) {
+    auto* p = reinterpret_cast<uint32_t*>(address_of<Space::kGlobal, Access::kAtomic>(w, view, 0, l, 4));
+    out[l] = F(p, w.v[i.o[at + 1].index][l]);
+  });
+  if (returns) each_active(w, [&](int l) { w.v[i.o[0].index][l] = out[l]; });
+}
+
 template <Space SPACE>
 void memory(Table& table, const std::string& prefix) {
   table[prefix + "_load_b32"] = load_words<SPACE, 1>;
@@ -277,6 +294,7 @@ void add_memory_instructions(Table& table) {
   memory<Space::kScratch>(table, "scratch");
   add("buffer_load_b32", private_buffer<false>);
   add("buffer_store_b32", private_buffer<true>);
+  add("global_atomic_add_u32", global_atomic<[](u32* p, u32 v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }>);
   add("ds_load_b32", ds_load<1>);
   add("ds_load_b64", ds_load<2>);
   add("ds_load_b96", ds_load<3>);

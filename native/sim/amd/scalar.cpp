@@ -179,6 +179,10 @@ void add_scalar_instructions(Table& table) {
   add("s_cmov_b32", [](Wave& w, const Inst& i) {
     if (w.scc) set_scalar(w, i.o[0], scalar32(w, i.o[1]));
   });
+  add("s_bitset0_b32",
+      [](Wave& w, const Inst& i) { set_scalar(w, i.o[0], scalar32(w, i.o[0]) & ~(1u << (scalar32(w, i.o[1]) & 31))); });
+  add("s_bitset1_b32",
+      [](Wave& w, const Inst& i) { set_scalar(w, i.o[0], scalar32(w, i.o[0]) | 1u << (scalar32(w, i.o[1]) & 31)); });
   add("s_brev_b32", s_unary<[](u32 a) {
         u32 y = 0;
         for (int b = 0; b < 32; ++b) y |= (a >> b & 1u) << (31 - b);
