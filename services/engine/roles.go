@@ -1,6 +1,11 @@
 package engine
 
-import "context"
+import (
+	"context"
+
+	"github.com/tandem-inference/tandem/services/rpcerr"
+	"google.golang.org/grpc/codes"
+)
 
 // Engine is what engines of all roles have in common: one open model on one device. Errors carry a gRPC status code
 // (rpcerr.Code).
@@ -79,3 +84,13 @@ type Opener interface {
 
 // Open opens engines of one role: a method of an Opener.
 type Open[E Engine] func(ctx context.Context, options OpenOptions, progress Progress) (E, error)
+
+// Refused reports whether a call of an engine failed before it changed anything: it was wrong, or there was no room.
+// After other errors the sequences of a step may be broken, and the engine of no more use.
+func Refused(err error) bool {
+	switch rpcerr.Code(err) {
+	case codes.InvalidArgument, codes.NotFound, codes.ResourceExhausted, codes.FailedPrecondition:
+		return true
+	}
+	return false
+}

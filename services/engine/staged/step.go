@@ -63,7 +63,7 @@ func (t *Target) Step(ctx context.Context, step *engine.Step, result *engine.Ste
 	}
 	w.features = t.featuresOf(step, w.checked)
 	nanos, err := t.run(ctx, w, 0, step, result)
-	if err != nil && refused(err) {
+	if err != nil && engine.Refused(err) {
 		t.leave()
 		return err
 	}
@@ -289,15 +289,9 @@ func (s *sequence) commit(path []int32) {
 	s.pending = s.pending[:0]
 }
 
-// refused tells errors that leave a stage as it was.
-func refused(err error) bool {
-	return errors.Is(err, rpcerr.AnyInvalidArgument) || errors.Is(err, rpcerr.AnyNotFound) ||
-		errors.Is(err, rpcerr.AnyResourceExhausted) || errors.Is(err, rpcerr.AnyFailedPrecondition)
-}
-
 // failed is fail for a stage after the first.
 func (t *Target) failed(w *work, k int, err error) {
-	if w.refused = refused(err); w.refused {
+	if w.refused = engine.Refused(err); w.refused {
 		err = rpcerr.Internal("stage %d refuses what the first took: %v", k+1, err)
 	}
 	t.mu.Lock()
@@ -344,7 +338,7 @@ func (t *Target) clean(w *work, k int) {
 		return
 	}
 	err := t.stages[k].Step(context.Background(), &step, &engine.StepResult{})
-	if err != nil && (k != w.at || w.refused || !refused(err)) {
+	if err != nil && (k != w.at || w.refused || !engine.Refused(err)) {
 		w.err = t.giveUp("a step failed in one of them", errors.Join(w.err, err))
 	}
 }

@@ -5,7 +5,6 @@ package joint
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
@@ -283,7 +282,7 @@ func (e *Engine) run() {
 	alone := len(e.members) == 1
 	if !alone {
 		err := e.together()
-		alone = err != nil && refused(err)
+		alone = err != nil && engine.Refused(err)
 		if !alone {
 			for _, m := range e.members {
 				m.err = err
@@ -354,10 +353,4 @@ func (e *Engine) one(m *part, again bool) error {
 		}
 	}
 	return e.Draft.Propose(m.ctx, features, m.requests, m.result)
-}
-
-// refused tells errors of a call that an engine refused from those after which it may be of no more use.
-func refused(err error) bool {
-	return errors.Is(err, rpcerr.AnyInvalidArgument) || errors.Is(err, rpcerr.AnyNotFound) ||
-		errors.Is(err, rpcerr.AnyResourceExhausted) || errors.Is(err, rpcerr.AnyFailedPrecondition)
 }

@@ -5,8 +5,6 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc/codes"
-
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
@@ -301,7 +299,7 @@ func (e *Engine) runFlight(f *flight, failed func(i int, err error)) {
 	err := e.runCuts(f, cuts, f.passed)
 	switch {
 	case err == nil:
-	case len(cuts) > 1 && refused(err):
+	case len(cuts) > 1 && engine.Refused(err):
 		f.mix.alone = true
 		for i := range cuts { // only the one at fault fails
 			failed(i, e.runCuts(f, cuts[i:i+1], nil))
@@ -409,15 +407,6 @@ func (f *flight) join(cuts []cut) {
 			j.NMasks += step.NMasks
 		}
 	}
-}
-
-// refused reports whether a step failed before it changed anything.
-func refused(err error) bool {
-	switch rpcerr.Code(err) {
-	case codes.InvalidArgument, codes.NotFound, codes.ResourceExhausted, codes.FailedPrecondition:
-		return true
-	}
-	return false
 }
 
 // FreeSequence implements engine.Target.
