@@ -101,29 +101,28 @@ func run(ctx context.Context, rounds, turns int, out string) error {
 	c := client.New(cl.HTTP)
 	r := results{Machine: report.Machine()}
 	fmt.Println("# Sessions\n\n" + r.Machine)
-	if r.Second, r.Share, err = turnsOf("The second turn over a conversation of 8K tokens", rounds,
-		func() (second, error) { return secondTurn(ctx, c) }); err != nil {
-		return err
-	}
-	if r.Restarted, r.RestartedShare, err = turnsOf("The second turn after a restart, from disk", rounds,
-		func() (second, error) { return restarted(ctx) }); err != nil {
-		return err
-	}
-	if r.Ahead, r.AheadShare, err = turnsOf("The second turn after a pause, read ahead", rounds,
-		func() (second, error) { return paused(ctx, "on") }); err != nil {
-		return err
-	}
-	if r.Paused, r.PausedShare, err = turnsOf("The second turn after a pause, not read ahead", rounds,
-		func() (second, error) { return paused(ctx, "off") }); err != nil {
-		return err
-	}
-	if r.Elsewhere, r.ElsewhereShare, err = turnsOf("The second turn on another worker, fetched", rounds,
-		func() (second, error) { return elsewhere(ctx, "on") }); err != nil {
-		return err
-	}
-	if r.Unfetched, r.UnfetchedShare, err = turnsOf("The second turn on another worker, not fetched", rounds,
-		func() (second, error) { return elsewhere(ctx, "off") }); err != nil {
-		return err
+	for _, part := range []struct {
+		title   string
+		turns   *[]second
+		share   *float64
+		measure func() (second, error)
+	}{
+		{"The second turn over a conversation of 8K tokens", &r.Second, &r.Share,
+			func() (second, error) { return secondTurn(ctx, c) }},
+		{"The second turn after a restart, from disk", &r.Restarted, &r.RestartedShare,
+			func() (second, error) { return restarted(ctx) }},
+		{"The second turn after a pause, read ahead", &r.Ahead, &r.AheadShare,
+			func() (second, error) { return paused(ctx, "on") }},
+		{"The second turn after a pause, not read ahead", &r.Paused, &r.PausedShare,
+			func() (second, error) { return paused(ctx, "off") }},
+		{"The second turn on another worker, fetched", &r.Elsewhere, &r.ElsewhereShare,
+			func() (second, error) { return elsewhere(ctx, "on") }},
+		{"The second turn on another worker, not fetched", &r.Unfetched, &r.UnfetchedShare,
+			func() (second, error) { return elsewhere(ctx, "off") }},
+	} {
+		if *part.turns, *part.share, err = turnsOf(part.title, rounds, part.measure); err != nil {
+			return err
+		}
 	}
 	if r.Agent, err = trace(ctx, c, turns); err != nil {
 		return err
