@@ -11,8 +11,8 @@ const (
 	// estimate without it: about one round, because requests with one prefix are alike. In a simulation of the
 	// demonstration texts a weight of 24 costs functions 4 %.
 	priorMemory, priorWeight = 40, 10
-	// lateGap is how many tokens a request with a prior against drafting decodes before it tries the draft. Double that costs good drafts 10 %
-	// where they share a prefix with bad ones.
+	// lateGap is how many tokens a request with a prior against drafting decodes before it tries the draft. Double that
+	// costs good drafts 10 % where they share a prefix with bad ones.
 	lateGap = 32
 )
 
