@@ -34,9 +34,7 @@ func run(ctx context.Context, duration time.Duration, factor float64, disconnect
 		Slots: 32, Queue: 16, Clients: 40, Disconnects: disconnects, Tokens: 256,
 		MemoryRise: 0.10, MemorySlack: 32 << 20, Log: os.Stderr,
 	}
-	startCtx, stop := context.WithTimeout(ctx, time.Minute)
-	defer stop()
-	cl, err := cluster.Start(startCtx, cluster.Options{Args: cfg.Args(), Env: cfg.Env()})
+	cl, err := report.Start(ctx, cluster.Options{Args: cfg.Args(), Env: cfg.Env()})
 	if err != nil {
 		return false, err
 	}

@@ -29,9 +29,7 @@ func main() {
 }
 
 func run(ctx context.Context, duration time.Duration, clients int, seed uint64, out string) (bool, error) {
-	startCtx, stop := context.WithTimeout(ctx, time.Minute)
-	defer stop()
-	cl, err := cluster.Start(startCtx, cluster.Options{})
+	cl, err := report.Start(ctx, cluster.Options{})
 	if err != nil {
 		return false, err
 	}
