@@ -99,9 +99,7 @@ func start(ctx context.Context, name string, o options, cases []report.Case) (*s
 	} else {
 		opts.Env = []string{"TANDEM_MAX_TOKEN_GAP_MS=" + strconv.Itoa(o.gap)}
 	}
-	startCtx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	cl, err := cluster.Start(startCtx, opts)
+	cl, err := report.Start(ctx, opts)
 	if err != nil {
 		return nil, err
 	}

@@ -36,9 +36,7 @@ func run(ctx context.Context, rounds int) error {
 	if err != nil {
 		return err
 	}
-	startCtx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	cl, err := cluster.Start(startCtx, cluster.Options{Args: []string{"--demo", "--prefix-cache-slots", "0"}})
+	cl, err := report.Start(ctx, cluster.Options{Args: []string{"--demo", "--prefix-cache-slots", "0"}})
 	if err != nil {
 		return err
 	}

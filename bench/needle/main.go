@@ -36,9 +36,7 @@ func run(ctx context.Context, keep string) error {
 	if err != nil {
 		return err
 	}
-	startCtx, stop := context.WithTimeout(ctx, time.Minute)
-	defer stop()
-	cl, err := cluster.Start(startCtx, cluster.Options{Args: []string{"--demo", "--prefix-cache-slots", "0"}})
+	cl, err := report.Start(ctx, cluster.Options{Args: []string{"--demo", "--prefix-cache-slots", "0"}})
 	if err != nil {
 		return err
 	}

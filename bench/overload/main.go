@@ -23,13 +23,9 @@ func main() {
 	disconnects := flag.Int("disconnects", 10_000, "clients that leave")
 	out := flag.String("out", filepath.Join("build", "overload.json"), "file of results")
 	flag.Parse()
-	passed, err := run(context.Background(), *duration, *factor, *disconnects, *out)
-	if err != nil {
-		report.Exit(err)
-	}
-	if !passed {
-		os.Exit(1)
-	}
+	report.Main(func(ctx context.Context) (bool, error) {
+		return run(ctx, *duration, *factor, *disconnects, *out)
+	})
 }
 
 func run(ctx context.Context, duration time.Duration, factor float64, disconnects int, out string) (bool, error) {
@@ -38,9 +34,7 @@ func run(ctx context.Context, duration time.Duration, factor float64, disconnect
 		Slots: 32, Queue: 16, Clients: 40, Disconnects: disconnects, Tokens: 256,
 		MemoryRise: 0.10, MemorySlack: 32 << 20, Log: os.Stderr,
 	}
-	startCtx, stop := context.WithTimeout(ctx, time.Minute)
-	defer stop()
-	cl, err := cluster.Start(startCtx, cluster.Options{Args: cfg.Args(), Env: cfg.Env()})
+	cl, err := report.Start(ctx, cluster.Options{Args: cfg.Args(), Env: cfg.Env()})
 	if err != nil {
 		return false, err
 	}
@@ -65,16 +59,5 @@ func run(ctx context.Context, duration time.Duration, factor float64, disconnect
 	fmt.Printf("%d sent, %d served (the slowest in %.1f s), %d refused, %d of them without Retry-After, %d failed; "+
 		"at most %d waited; %d clients left\n",
 		r.Sent, r.Served, r.Slowest, r.Refused, r.NoRetry, r.Failed, r.Queue, r.Left)
-	if err := report.WriteJSON(out, r); err != nil {
-		return false, err
-	}
-	for _, p := range r.Problems {
-		fmt.Println("problem:", p)
-	}
-	if !r.Passed() {
-		fmt.Println("FAIL")
-		return false, nil
-	}
-	fmt.Println("PASS")
-	return true, nil
+	return report.Judge(out, r, r.Problems)
 }

@@ -2,6 +2,7 @@
 package report
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -101,6 +102,33 @@ func WriteJSON(path string, results any) error {
 		return err
 	}
 	return os.WriteFile(path, append(data, '\n'), 0o644)
+}
+
+// Main runs a program that judges, and exits with 1 unless what it judges has passed.
+func Main(run func(ctx context.Context) (passed bool, err error)) {
+	passed, err := run(context.Background())
+	if err != nil {
+		Exit(err)
+	}
+	if !passed {
+		os.Exit(1)
+	}
+}
+
+// Judge writes a result to a file, prints the problems and the last line, PASS or FAIL.
+func Judge(file string, result any, problems []string) (passed bool, err error) {
+	if err := WriteJSON(file, result); err != nil {
+		return false, err
+	}
+	for _, p := range problems {
+		fmt.Println("problem:", p)
+	}
+	if len(problems) > 0 {
+		fmt.Println("FAIL")
+		return false, nil
+	}
+	fmt.Println("PASS")
+	return true, nil
 }
 
 // Exit ends the program with the error.

@@ -12,12 +12,17 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
+// Start runs a cluster, which has a minute to say that it is ready.
+func Start(ctx context.Context, o cluster.Options) (*cluster.Cluster, error) {
+	ctx, stop := context.WithTimeout(ctx, time.Minute)
+	defer stop()
+	return cluster.Start(ctx, o)
+}
+
 // DemoTarget starts a cluster of the demonstration models with more flags of tandem serve and dials its target. stop
 // ends both.
 func DemoTarget(ctx context.Context, args []string) (target tandemv1.TargetServiceClient, stop func(), err error) {
-	startCtx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	cl, err := cluster.Start(startCtx, cluster.Options{Args: append([]string{"--demo"}, args...)})
+	cl, err := Start(ctx, cluster.Options{Args: append([]string{"--demo"}, args...)})
 	if err != nil {
 		return nil, nil, err
 	}

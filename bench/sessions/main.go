@@ -91,9 +91,7 @@ type agent struct {
 }
 
 func run(ctx context.Context, rounds, turns int, out string) error {
-	startCtx, stop := context.WithTimeout(ctx, time.Minute)
-	defer stop()
-	cl, err := cluster.Start(startCtx, cluster.Options{Args: []string{"--demo", "--read-ahead", "off"}})
+	cl, err := report.Start(ctx, cluster.Options{Args: []string{"--demo", "--read-ahead", "off"}})
 	if err != nil {
 		return err
 	}
@@ -229,9 +227,7 @@ func restarted(ctx context.Context) (s second, err error) {
 // paused is a second turn after a long answer, at a cluster with --read-ahead of this value, 2.5 s after it has read
 // what it reads ahead.
 func paused(ctx context.Context, ahead string) (s second, err error) {
-	startCtx, stop := context.WithTimeout(ctx, time.Minute)
-	defer stop()
-	cl, err := cluster.Start(startCtx, cluster.Options{Args: []string{"--demo", "--read-ahead", ahead}})
+	cl, err := report.Start(ctx, cluster.Options{Args: []string{"--demo", "--read-ahead", ahead}})
 	if err != nil {
 		return s, err
 	}
@@ -269,9 +265,7 @@ func elsewhere(ctx context.Context, fetch string) (s second, err error) {
 	}
 	defer os.RemoveAll(dir)
 	registry := "unix://" + filepath.Join(dir, "registry")
-	startCtx, stop := context.WithTimeout(ctx, time.Minute)
-	defer stop()
-	cl, err := cluster.Start(startCtx, cluster.Options{Args: []string{"--demo", "--read-ahead", "off", "--route", "load",
+	cl, err := report.Start(ctx, cluster.Options{Args: []string{"--demo", "--read-ahead", "off", "--route", "load",
 		"--registry-listen", registry, "--peer-fetch", fetch}})
 	if err != nil {
 		return s, err

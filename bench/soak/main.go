@@ -23,19 +23,13 @@ func main() {
 	seed := flag.Uint64("seed", 1, "of the clients' choices")
 	out := flag.String("out", filepath.Join("build", "soak.json"), "file of results")
 	flag.Parse()
-	passed, err := run(context.Background(), *duration, *clients, *seed, *out)
-	if err != nil {
-		report.Exit(err)
-	}
-	if !passed {
-		os.Exit(1)
-	}
+	report.Main(func(ctx context.Context) (bool, error) {
+		return run(ctx, *duration, *clients, *seed, *out)
+	})
 }
 
 func run(ctx context.Context, duration time.Duration, clients int, seed uint64, out string) (bool, error) {
-	startCtx, stop := context.WithTimeout(ctx, time.Minute)
-	defer stop()
-	cl, err := cluster.Start(startCtx, cluster.Options{})
+	cl, err := report.Start(ctx, cluster.Options{})
 	if err != nil {
 		return false, err
 	}
@@ -59,16 +53,5 @@ func run(ctx context.Context, duration time.Duration, clients int, seed uint64, 
 		r.Seconds, r.Reference[0].MedianMs, r.Reference[1].MedianMs, r.Reference[2].MedianMs)
 	fmt.Printf("%d refused, %d of them for want of sequences; %d text mismatches; %d samples of /cluster with %d orphans; engines at the end: %v\n",
 		r.Refused, r.NoSequence, r.Mismatches, r.Samples, r.Orphans, r.AtEnd)
-	if err := report.WriteJSON(out, r); err != nil {
-		return false, err
-	}
-	for _, p := range r.Problems {
-		fmt.Println("problem:", p)
-	}
-	if !r.Passed() {
-		fmt.Println("FAIL")
-		return false, nil
-	}
-	fmt.Println("PASS")
-	return true, nil
+	return report.Judge(out, r, r.Problems)
 }

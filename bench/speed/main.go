@@ -111,9 +111,7 @@ func label(s client.Speculation) string {
 // ours measures one cluster. Decode rates count tokens after the first over the decode time that the gateway reports.
 func ours(ctx context.Context, threads, rounds int, cases []report.Case, long []int32) (result, error) {
 	r := result{decode: map[string]rates{}, accept: map[string]rates{}}
-	startCtx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	cl, err := cluster.Start(startCtx, cluster.Options{Args: []string{"--demo", "--threads", strconv.Itoa(threads),
+	cl, err := report.Start(ctx, cluster.Options{Args: []string{"--demo", "--threads", strconv.Itoa(threads),
 		"--prefix-cache-slots", "0"}}) // every prompt is read
 	if err != nil {
 		return r, err

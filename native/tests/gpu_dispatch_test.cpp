@@ -109,6 +109,10 @@ std::vector<Card> cards() {
 
 // ---- operations
 
+#define TND_ROW(name, id, codes, words, block) KvType::k##name,
+constexpr KvType kKvTypes[] = {TND_KV_TYPES(TND_ROW, TND_ROW)};
+#undef TND_ROW
+
 enum class Operation { kStepProducts, kPromptProducts, kAttention, kDelta, kChoice };
 constexpr Operation kOperations[] = {Operation::kStepProducts, Operation::kPromptProducts, Operation::kAttention,
                                      Operation::kDelta, Operation::kChoice};
@@ -137,7 +141,7 @@ std::vector<std::string> kinds(Operation operation) {
   if (operation == Operation::kStepProducts || operation == Operation::kPromptProducts) {
     for (const DType type : tnd::test::kMatmulTypes) all.push_back(tnd::dtype_name(type));
   } else if (operation == Operation::kAttention) {
-    for (const KvType type : {KvType::kF32, KvType::kF16, KvType::kQ8_0, KvType::kQ4_0}) {
+    for (const KvType type : kKvTypes) {
       all.push_back(tnd::kv_type_name(static_cast<int32_t>(type)));
     }
   } else if (operation == Operation::kDelta) {
@@ -171,9 +175,9 @@ std::string products(const Card& card, DType type, int rows, bool prompt) {
   return launched([&](Stream& s) { launch_matmul(s, group); });
 }
 
-std::string attention(const Card& card, KvType type, int rows) {
+std::string attention(const Card& card, KvType keys, KvType values, int rows) {
   AttentionArgs a;
-  a.kv = {static_cast<int32_t>(type), static_cast<int32_t>(type), 2, 256, 4096};
+  a.kv = {static_cast<int32_t>(keys), static_cast<int32_t>(values), 2, 256, 4096};
   a.mode = attention_mode(a.kv, card.info);
   a.q_heads = 8;
   a.rows = rows;
@@ -231,8 +235,8 @@ std::string chosen(const Card& card, Operation operation, const std::string& kin
       }
       return "";
     case Operation::kAttention:
-      for (const KvType type : {KvType::kF32, KvType::kF16, KvType::kQ8_0, KvType::kQ4_0}) {
-        if (kind == tnd::kv_type_name(static_cast<int32_t>(type))) return attention(card, type, rows);
+      for (const KvType type : kKvTypes) {
+        if (kind == tnd::kv_type_name(static_cast<int32_t>(type))) return attention(card, type, type, rows);
       }
       return "";
     case Operation::kDelta:
@@ -336,6 +340,31 @@ TEST(the_page_names_the_kernels_that_are_launched) {
           CHECK_MSG(found.size() == 1, text + "; lines of the page: " + std::to_string(found.size()));
           if (found.size() != 1) continue;
           CHECK_MSG(found[0]->kernels[card.column] == want, text + "; the page has " + found[0]->kernels[card.column]);
+        }
+      }
+    }
+  }
+}
+
+// Keys and values of two types run as the page says.
+TEST(the_page_holds_for_mixed_types) {
+  for (const Card& card : cards()) {
+    if (!card.attention) continue;
+    for (const KvType keys : kKvTypes) {
+      for (const KvType values : kKvTypes) {
+        if (keys == values) continue;
+        const auto one_is = [&](KvType type) { return keys == type || values == type; };
+        const bool scales = tnd::kv_quantised(keys) || tnd::kv_quantised(values);
+        const KvType as = one_is(KvType::kF32)             ? KvType::kF32
+                          : one_is(KvType::kF16) && scales ? KvType::kQ8_0
+                                                           : KvType::kQ4_0;
+        for (int rows = 1; rows <= kMostRows; ++rows) {
+          const std::string got = attention(card, keys, values, rows);
+          const std::string want =
+              attention(card, as, as, rows) + (tnd::kv_rotated(values) ? ", attention_unrotate" : "");
+          CHECK_MSG(got == want, std::string(tnd::kv_type_name(static_cast<int32_t>(keys))) + " and " +
+                                     tnd::kv_type_name(static_cast<int32_t>(values)) + ", " + std::to_string(rows) +
+                                     " rows, " + kColumns[card.column] + " launch " + got + ", not " + want);
         }
       }
     }

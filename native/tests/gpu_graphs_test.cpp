@@ -12,7 +12,7 @@
 #include "gpu/step/backend_gpu.h"
 #include "harness.h"
 #include "roles/roles.h"
-#include "synthetic_model.h"
+#include "small_target.h"
 
 using namespace tnd;
 using namespace tnd::test;
@@ -71,33 +71,9 @@ std::vector<Line> read_lines(const std::string& name) {
   return lines;
 }
 
-std::unique_ptr<SyntheticModel> make_model(const SyntheticShape& shape) {
-  std::unique_ptr<SyntheticModel> model;
-  CHECK_OK(SyntheticModel::make(shape, 1, &model));
-  return model;
-}
-
-// A target and its draft.
-SyntheticShape target_shape(Mix mix) {
-  SyntheticShape s;
-  s.arch = "qwen35";
-  s.name = "small target";
-  s.mix = mix;
-  s.layers = 4;
-  s.hidden = s.ffn = 256;
-  s.q_heads = 4;
-  s.kv_heads = 2;
-  s.head_dim = 64;
-  s.rope_dims = 32;
-  s.delta_key_heads = 1;
-  s.delta_value_heads = 2;
-  s.vocab = kVocab;
-  s.rope_theta = 1e4f;
-  s.context_length = kContext;
-  return s;
-}
+// The draft of a small target.
 SyntheticShape draft_shape() {
-  SyntheticShape s = target_shape(Mix::kQ8_0);
+  SyntheticShape s = small_target(Mix::kQ8_0, kVocab, kContext);
   s.arch = "dflash-draft";
   s.name = "small draft";
   s.layers = 2;
@@ -108,7 +84,8 @@ SyntheticShape draft_shape() {
 
 struct Models {
   std::unique_ptr<SyntheticModel> target, draft;
-  explicit Models(Mix mix) : target(make_model(target_shape(mix))), draft(make_model(draft_shape())) {}
+  explicit Models(Mix mix)
+      : target(make_synthetic(small_target(mix, kVocab, kContext))), draft(make_synthetic(draft_shape())) {}
 };
 
 // An engine that runs recorded calls and keeps all that comes back.

@@ -9,7 +9,7 @@
 
 #include "core/fp.h"
 #include "engine_util.h"
-#include "synthetic_model.h"
+#include "small_target.h"
 
 using namespace tnd::test;
 using tnd::bench::Mix;
@@ -17,34 +17,17 @@ using tnd::bench::SyntheticModel;
 
 namespace {
 
-std::unique_ptr<SyntheticModel> small_model(Mix mix) {
-  tnd::bench::SyntheticShape s;
-  s.arch = "qwen35";
-  s.name = "small target";
-  s.mix = mix;
-  s.layers = 4;
-  s.hidden = s.ffn = 256;
-  s.q_heads = 4;
-  s.kv_heads = 2;
-  s.head_dim = 64;
-  s.rope_dims = 32;
-  s.delta_key_heads = 1;
-  s.delta_value_heads = 2;
-  s.vocab = 160;
-  s.rope_theta = 1e4f;
-  s.context_length = 1024;
-  std::unique_ptr<SyntheticModel> model;
-  CHECK_OK(SyntheticModel::make(s, 1, &model));
-  return model;
-}
-
-constexpr int32_t kVocab = 160;
+constexpr int32_t kVocab = 160, kContext = 1024;
 constexpr int kSequences = 16, kMaxRows = 320, kMaxTree = 16;
+
+std::unique_ptr<SyntheticModel> small_model(Mix mix) {
+  return tnd::test::make_synthetic(tnd::test::small_target(mix, kVocab, kContext));
+}
 
 EngineOptions options(int layer_first = 0, int layer_last = 0) {
   EngineOptions o;
   o.max_sequences = kSequences;
-  o.max_context = 1024;
+  o.max_context = kContext;
   o.max_tree_rows = kMaxTree;
   o.max_batch_rows = kMaxRows;
   o.layer_first = layer_first;

@@ -19,6 +19,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/tandem-inference/tandem/services/pause"
 )
 
 const (
@@ -153,11 +155,7 @@ func ping(ctx context.Context, cfg Config, period time.Duration, pongs chan<- st
 			default:
 			}
 		}
-		timer := time.NewTimer(period)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if !pause.For(ctx, period) {
 			return
 		}
 	}

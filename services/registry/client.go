@@ -11,6 +11,7 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/bounds"
+	"github.com/tandem-inference/tandem/services/pause"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
@@ -166,7 +167,7 @@ func (c *Client) Run(ctx context.Context) error {
 			level, warned = zap.WarnLevel, true
 		}
 		c.log.Log(level, "not registered, will try again", zap.Duration("wait", wait), zap.NamedError(telemetry.KeyErr, err))
-		if !sleep(ctx, jitter(wait)) {
+		if !pause.For(ctx, jitter(wait)) {
 			return ctx.Err()
 		}
 		wait = min(2*wait, c.cfg.MaxBackoff)
@@ -373,15 +374,3 @@ func sameLease(a, b *tandemv1.Lease) bool {
 
 // jitter spreads waits over 50 to 100 %, so that workers do not return in step.
 func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d/2+1) }
-
-// sleep waits for d; false means ctx ended first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}

@@ -19,6 +19,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/tandem-inference/tandem/services/pause"
 	"github.com/tandem-inference/tandem/services/procwatch"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
@@ -214,10 +215,8 @@ func (s *Supervisor) keep(ctx context.Context, spec Spec) error {
 		if s.cfg.OnRestart != nil {
 			s.cfg.OnRestart(spec.Name)
 		}
-		select {
-		case <-ctx.Done():
+		if !pause.For(ctx, backoff) {
 			return nil
-		case <-time.After(backoff):
 		}
 		backoff = min(backoff*2, limit)
 	}

@@ -11,6 +11,8 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/config"
 	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/gguf"
+	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
 )
@@ -48,6 +50,36 @@ type Streams struct {
 // Logger builds the process's logger.
 func (f *Flags) Logger(s Streams) (*zap.Logger, error) {
 	return telemetry.NewLogger(telemetry.ChooseLevel(f.LogLevel, s.Err), telemetry.ChooseFormat(f.LogFormat, s.Err), s.Err)
+}
+
+// Opened is what a worker has before its engine opens.
+type Opened struct {
+	Log          *zap.Logger
+	File         *gguf.File // of the model; the caller closes it
+	Registration *tandemv1.Registration
+}
+
+// Open makes the logger of a worker, opens its model's file and describes the worker as far as that says. cacheDir is
+// the worker's --cache-dir.
+func (f *Flags) Open(ctx context.Context, s Streams, role tandemv1.Role, cacheDir string) (*Opened, error) {
+	log, err := f.Logger(s)
+	if err != nil {
+		return nil, err
+	}
+	RememberDigests(cacheDir, log)
+	file, err := gguf.Open(f.Model)
+	if err != nil {
+		return nil, err
+	}
+	name := registry.RoleName(role)
+	id := f.ID(name)
+	registration, err := Registration(ctx, f, id, role, file, config.Version())
+	if err != nil {
+		file.Close()
+		return nil, err
+	}
+	log = log.Named("worker." + name).With(zap.String(telemetry.KeyWorker, id))
+	return &Opened{Log: log, File: file, Registration: registration}, nil
 }
 
 // RunWithEngine serves w while keeper keeps its engine open. The worker is in the cluster from the start and reports

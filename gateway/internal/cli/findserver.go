@@ -15,6 +15,7 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/tandem-inference/tandem/gateway/internal/app"
 	"github.com/tandem-inference/tandem/services/kvtype"
+	"github.com/tandem-inference/tandem/services/pause"
 )
 
 // noServer is the --server of tandem run that starts engines without asking for a running gateway first.
@@ -112,10 +113,8 @@ func (c *RunCmd) findServer(ctx context.Context, base string) (*served, error) {
 		if s.model != "" || time.Now().After(deadline) {
 			return s, s.checkKey(ctx, c, client)
 		}
-		select {
-		case <-ctx.Done():
+		if !pause.For(ctx, 100*time.Millisecond) {
 			return nil, ctx.Err()
-		case <-time.After(100 * time.Millisecond):
 		}
 	}
 }

@@ -80,7 +80,7 @@ func (e *Draft) Propose(ctx context.Context, features []engine.FeatureRows, requ
 		}
 	}
 	if len(requests) > 0 {
-		if err := pause(ctx, e.m.o.ProposeDelay); err != nil {
+		if err := wait(ctx, e.m.o.ProposeDelay); err != nil {
 			return err
 		}
 	}
@@ -261,7 +261,7 @@ func (e *Scorer) Score(ctx context.Context, prompts []engine.Prompt, rotated boo
 	scores := make([][]float32, len(prompts))
 	for i, p := range prompts {
 		for range e.m.o.Layers {
-			if err := pause(ctx, e.m.o.ScoreDelay/time.Duration(e.m.o.Layers)); err != nil {
+			if err := wait(ctx, e.m.o.ScoreDelay/time.Duration(e.m.o.Layers)); err != nil {
 				return nil, err
 			}
 			if done += uint64(len(p.IDs)); progress != nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/engine/stepcheck"
+	"github.com/tandem-inference/tandem/services/pause"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
@@ -129,7 +130,7 @@ func (o *Opener) open(ctx context.Context, role engine.Role, options engine.Open
 		return nil, err
 	}
 	for i := range uint64(4) {
-		if err := pause(ctx, f.OpenDelay/4); err != nil {
+		if err := wait(ctx, f.OpenDelay/4); err != nil {
 			return nil, err
 		}
 		if progress != nil {
@@ -429,20 +430,16 @@ func (e *Engine) Leaks() (sequences []engine.Sequence, snapshots []engine.Snapsh
 	return slices.Sorted(maps.Keys(e.sequences)), slices.Sorted(maps.Keys(e.snapshots))
 }
 
-// pause waits, or fails with CANCELED or DEADLINE_EXCEEDED when ctx ends.
-func pause(ctx context.Context, d time.Duration) error {
+// wait waits, or fails with CANCELED or DEADLINE_EXCEEDED when ctx ends.
+func wait(ctx context.Context, d time.Duration) error {
 	if err := ctx.Err(); err != nil {
 		return rpcerr.From(err)
 	}
 	if d <= 0 {
 		return nil
 	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
+	if !pause.For(ctx, d) {
 		return rpcerr.From(ctx.Err())
 	}
+	return nil
 }

@@ -56,7 +56,7 @@ func (e *Engine) step(ctx context.Context, step *engine.Step, result *engine.Ste
 	if len(step.Rows) == 0 {
 		return 0, nil
 	}
-	if err := pause(ctx, e.m.o.StepDelay+time.Duration(len(step.Rows))*e.m.o.RowDelay); err != nil {
+	if err := wait(ctx, e.m.o.StepDelay+time.Duration(len(step.Rows))*e.m.o.RowDelay); err != nil {
 		e.fail(step)
 		return 0, err
 	}

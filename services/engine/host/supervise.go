@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/pause"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
@@ -262,11 +263,7 @@ func (s *Supervisor[E]) Run(ctx context.Context) (err error) {
 			return err
 		}
 		s.tell(down)
-		wait := time.NewTimer(min(s.cfg.MaxBackoff, s.cfg.Backoff<<min(len(restarts)-1, 20)))
-		select {
-		case <-wait.C:
-		case <-ctx.Done():
-			wait.Stop()
+		if !pause.For(ctx, min(s.cfg.MaxBackoff, s.cfg.Backoff<<min(len(restarts)-1, 20))) {
 			return nil
 		}
 	}

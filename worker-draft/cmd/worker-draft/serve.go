@@ -9,14 +9,11 @@ import (
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/config"
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/gguf"
-	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/workernode"
 	"github.com/tandem-inference/tandem/worker-draft/internal/assets"
 	"github.com/tandem-inference/tandem/worker-draft/internal/server"
-	"go.uber.org/zap"
 )
 
 // grace of streams after SIGTERM: targets go on without a draft at once, so there is little to wait for.
@@ -37,32 +34,22 @@ func (c *serveCmd) Validate() error { return errors.Join(c.Flags.Validate(), c.P
 
 // Run serves until the process is told to end.
 func (c *serveCmd) Run(streams workernode.Streams) error {
-	log, err := c.Logger(streams)
+	ctx := context.Background()
+	opened, err := c.Open(ctx, streams, tandemv1.Role_ROLE_DRAFT, c.CacheDir)
 	if err != nil {
 		return err
 	}
-	ctx := context.Background()
+	log, file, registration := opened.Log, opened.File, opened.Registration
+	defer file.Close()
 	cache, err := workernode.CacheDir(c.CacheDir)
 	if err != nil {
 		return err
 	}
-	workernode.RememberDigests(c.CacheDir, log)
 	store, err := assets.Open(ctx, c.Model, cache)
 	if err != nil {
 		return err
 	}
 	defer store.Close()
-	file, err := gguf.Open(c.Model)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	id := c.ID("draft")
-	log = log.Named("worker.draft").With(zap.String(telemetry.KeyWorker, id))
-	registration, err := workernode.Registration(ctx, &c.Flags, id, tandemv1.Role_ROLE_DRAFT, file, config.Version())
-	if err != nil {
-		return err
-	}
 	describe(registration, store.Model, c.Device)
 	registration.Settings = map[string]string{
 		"lazy-draft": strconv.FormatBool(c.LazyDraft), "park-after": c.ParkAfter.String(),
@@ -78,7 +65,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 		return err
 	}
 	s := server.New(server.Config{
-		WorkerID: id, Assets: store, TablesPath: c.Tables, TablesDigest: tablesDigest, Log: log,
+		WorkerID: registration.WorkerId, Assets: store, TablesPath: c.Tables, TablesDigest: tablesDigest, Log: log,
 		Shape: server.Shape{
 			Digest: store.Digest, TokenizerDigest: registration.Model.TokenizerDigest, Hidden: store.Model.Hidden,
 			Vocab: store.Model.Vocab, CaptureLayers: registration.Model.CaptureLayers,

@@ -1,14 +1,15 @@
 // Package joint puts proposals for several sequences into one pass of a draft's engine, which then reads its weights
-// once for all of them. Nobody coordinates the callers: the first one that finds the engine free leads, takes along all
-// that wait by then, and hands out the results.
+// once for all of them (package leader).
 package joint
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/leader"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
@@ -37,15 +38,12 @@ type Engine struct {
 	engine.Draft
 	rows int // of features in a joint pass, at most
 
-	mu      sync.Mutex
-	free    []*part
-	queue   []*part // in order of arrival
-	busy    bool    // somebody leads
-	arrived chan struct{}
-	asked   map[engine.Sequence]uint64 // the pass in which a sequence asked last
-	passes  uint64
-	took    time.Duration // of the last pass with proposals
-	counts  Counts
+	mu     sync.Mutex
+	queue  leader.Queue[part, *part]
+	asked  map[engine.Sequence]uint64 // the pass in which a sequence asked last
+	passes uint64
+	took   time.Duration // of the last pass with proposals
+	counts Counts
 
 	// Of the leader.
 	timer    *time.Timer
@@ -59,13 +57,12 @@ type Engine struct {
 
 // part is a call that waits for its turn.
 type part struct {
+	leader.Place
 	ctx      context.Context
 	features []engine.FeatureRows
 	requests []engine.DraftRequest
 	result   *engine.DraftResult
-	turn     chan bool // true: lead; false: over
 	err      error
-	queued   bool // nobody has it in work
 }
 
 // rows of features that a part appends.
@@ -79,8 +76,9 @@ func (p *part) rows() int {
 
 // New wraps an engine.
 func New(inner engine.Draft) *Engine {
-	e := &Engine{Draft: inner, rows: max(1, inner.Info().MaxBatchRows), arrived: make(chan struct{}, 1),
-		asked: map[engine.Sequence]uint64{}, timer: time.NewTimer(time.Hour), paid: 1}
+	e := &Engine{Draft: inner, rows: max(1, inner.Info().MaxBatchRows), asked: map[engine.Sequence]uint64{},
+		timer: time.NewTimer(time.Hour), paid: 1}
+	e.queue = leader.New[part](&e.mu)
 	e.timer.Stop()
 	return e
 }
@@ -108,66 +106,22 @@ func (e *Engine) FreeSequence(ctx context.Context, s engine.Sequence) error {
 func (e *Engine) Propose(ctx context.Context, features []engine.FeatureRows, requests []engine.DraftRequest,
 	result *engine.DraftResult) error {
 	e.mu.Lock()
-	p := e.part()
-	*p = part{ctx: ctx, features: features, requests: requests, result: result, turn: p.turn, queued: true}
-	e.queue = append(e.queue, p)
-	lead := !e.busy
-	if lead {
-		e.busy, p.queued = true, false
-	}
+	p := e.queue.Take()
+	p.ctx, p.features, p.requests, p.result = ctx, features, requests, result
+	e.queue.Enter(p)
+	lead := e.queue.Lead(p)
 	e.mu.Unlock()
+	defer e.queue.Return(p)
 	if !lead {
-		select {
-		case e.arrived <- struct{}{}:
-		default:
-		}
-		select {
-		case lead = <-p.turn:
-		case <-ctx.Done():
-			if e.leave(p) {
-				e.done(p)
-				return rpcerr.From(ctx.Err())
-			}
-			lead = <-p.turn // somebody has it in work, or made us the leader just now
+		var left bool
+		if lead, left = e.queue.Wait(ctx, p); left {
+			return rpcerr.From(ctx.Err())
 		}
 	}
 	if lead {
 		e.lead(p)
 	}
-	err := p.err
-	e.done(p)
-	return err
-}
-
-// part takes one that is not in use. The caller holds mu.
-func (e *Engine) part() *part {
-	if n := len(e.free); n > 0 {
-		p := e.free[n-1]
-		e.free = e.free[:n-1]
-		return p
-	}
-	return &part{turn: make(chan bool, 1)}
-}
-
-// done takes a part back.
-func (e *Engine) done(p *part) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	*p = part{turn: p.turn}
-	e.free = append(e.free, p)
-}
-
-// leave takes a part out of the queue, if nobody has it in work.
-func (e *Engine) leave(p *part) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for i, q := range e.queue {
-		if q == p && p.queued {
-			e.queue = append(e.queue[:i], e.queue[i+1:]...)
-			return true
-		}
-	}
-	return false
+	return p.err
 }
 
 // lead runs one pass, of which p is the first part, and makes the next part the leader.
@@ -176,20 +130,14 @@ func (e *Engine) lead(p *part) {
 	e.compose(p)
 	e.run()
 	e.mu.Lock()
+	defer e.mu.Unlock()
 	for _, m := range e.members {
 		if m != p {
-			m.turn <- false
+			e.queue.End(m)
 		}
 	}
 	clear(e.members)
-	if len(e.queue) == 0 {
-		e.busy = false
-	} else {
-		next := e.queue[0]
-		next.queued = false
-		next.turn <- true
-	}
-	e.mu.Unlock()
+	e.queue.Next()
 }
 
 // await gives sequences that asked lately a moment to ask again: targets whose requests share a step ask nearly at the
@@ -215,7 +163,7 @@ func (e *Engine) await(p *part) {
 	defer e.timer.Stop()
 	for waiting := true; waiting && there < wanted; {
 		select {
-		case <-e.arrived:
+		case <-e.queue.Arrived:
 			e.mu.Lock()
 			there = e.asking()
 			e.mu.Unlock()
@@ -246,7 +194,7 @@ func (e *Engine) expected(p *part) int {
 // asking is the number of waiting parts with proposals. The caller holds mu.
 func (e *Engine) asking() int {
 	n := 0
-	for _, p := range e.queue {
+	for _, p := range e.queue.Waiting {
 		if len(p.requests) > 0 {
 			n++
 		}
@@ -260,20 +208,20 @@ func (e *Engine) compose(p *part) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.members = append(e.members[:0], p)
-	rows, rest := p.rows(), e.queue[:0]
-	for _, q := range e.queue {
-		switch n := q.rows(); {
-		case q == p:
-		case len(p.requests) > 0 && len(q.requests) > 0 && q.ctx.Err() == nil && rows+n <= e.rows:
-			q.queued = false
-			rows += n
-			e.members = append(e.members, q)
-		default:
-			rest = append(rest, q)
+	rows := p.rows()
+	e.queue.Waiting = slices.DeleteFunc(e.queue.Waiting, func(q *part) bool {
+		if q == p {
+			return true
 		}
-	}
-	clear(e.queue[len(rest):])
-	e.queue = rest
+		n := q.rows()
+		if len(p.requests) == 0 || len(q.requests) == 0 || q.ctx.Err() != nil || rows+n > e.rows {
+			return false
+		}
+		q.Queued = false
+		rows += n
+		e.members = append(e.members, q)
+		return true
+	})
 }
 
 // run runs the pass and gives each part its error.

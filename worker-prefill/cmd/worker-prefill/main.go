@@ -7,13 +7,9 @@ import (
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/config"
 	"github.com/tandem-inference/tandem/services/engine"
-	"github.com/tandem-inference/tandem/services/gguf"
-	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/workernode"
 	"github.com/tandem-inference/tandem/worker-prefill/internal/server"
-	"go.uber.org/zap"
 	"google.golang.org/grpc"
 )
 
@@ -49,23 +45,13 @@ func (c *serveCmd) Validate() error { return c.Flags.Validate() }
 
 // Run serves until the process is told to end.
 func (c *serveCmd) Run(streams workernode.Streams) error {
-	log, err := c.Logger(streams)
-	if err != nil {
-		return err
-	}
 	ctx := context.Background()
-	file, err := gguf.Open(c.Model)
+	opened, err := c.Open(ctx, streams, tandemv1.Role_ROLE_PREFILL, c.CacheDir)
 	if err != nil {
 		return err
 	}
+	log, file, registration := opened.Log, opened.File, opened.Registration
 	defer file.Close()
-	id := c.ID("prefill")
-	log = log.Named("worker.prefill").With(zap.String(telemetry.KeyWorker, id))
-	workernode.RememberDigests(c.CacheDir, log)
-	registration, err := workernode.Registration(ctx, &c.Flags, id, tandemv1.Role_ROLE_PREFILL, file, config.Version())
-	if err != nil {
-		return err
-	}
 	registration.Settings = map[string]string{"park-after": c.ParkAfter.String()}
 	host, err := c.Host(log)
 	if err != nil {

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/config"
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/gguf"
 	"github.com/tandem-inference/tandem/services/telemetry"
@@ -152,23 +151,13 @@ func (c *serveCmd) peers(model *auto.Model, log *zap.Logger) *peers.Client {
 
 // Run serves until the process is told to end.
 func (c *serveCmd) Run(streams workernode.Streams) error {
-	log, err := c.Logger(streams)
-	if err != nil {
-		return err
-	}
 	ctx := context.Background()
-	file, err := gguf.Open(c.Model)
+	opened, err := c.Open(ctx, streams, tandemv1.Role_ROLE_TARGET, c.CacheDir)
 	if err != nil {
 		return err
 	}
+	log, file, registration := opened.Log, opened.File, opened.Registration
 	defer file.Close()
-	id := c.ID("target")
-	log = log.Named("worker.target").With(zap.String(telemetry.KeyWorker, id))
-	workernode.RememberDigests(c.CacheDir, log)
-	registration, err := workernode.Registration(ctx, &c.Flags, id, tandemv1.Role_ROLE_TARGET, file, config.Version())
-	if err != nil {
-		return err
-	}
 	registration.Settings = c.settings()
 	cache, err := workernode.CacheDir(c.CacheDir)
 	if err != nil {
@@ -213,7 +202,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	}
 	w.peers = c.peers(w.model, log)
 	defer w.peers.Close()
-	w.Server = server.New(id, decode.Config{
+	w.Server = server.New(registration.WorkerId, decode.Config{
 		PrefillChunk: c.Chunk, Markers: markers, TreeBudget: c.DDTreeBudget, RingRows: c.FeatureRows,
 		MaxDeadline: c.DraftDeadline, NoLookup: !c.Lookup,
 	}, server.Deps{

@@ -25,22 +25,19 @@ type part struct {
 	chains   bool // no wider steps than a chain's
 }
 
+func uncalibrated(m *Model, _ *Policy, next func() Plan) Plan {
+	clear(m.calibration[:])
+	return next()
+}
+
 var parts = []part{
 	{name: "all parts"},
 	{name: "lookup", noLookup: true},
 	{name: "draft", noDraft: true},
 	{name: "corrected times", frozen: true},
-	{name: "calibration", plan: func(m *Model, _ *Policy, next func() Plan) Plan {
-		clear(m.calibration[:])
-		return next()
-	}},
+	{name: "calibration", plan: uncalibrated},
 	{name: "priors", noPrompt: true},
-	{name: "fading of priors", plan: func(m *Model, _ *Policy, next func() Plan) Plan {
-		before := slices.Clone(m.priors.all) // planning changes priors by fading alone
-		plan := next()
-		m.priors.all = before
-		return plan
-	}},
+	{name: "calibration and priors", noPrompt: true, plan: uncalibrated},
 	{name: "probes and trials", plan: func(_ *Model, p *Policy, next func() Plan) Plan {
 		p.since = 0
 		return next()
@@ -62,19 +59,22 @@ type setting struct {
 	machine func() *world
 	wrong   float64 // times of wide steps at the start, times the true ones
 	clients int
+	unseen  bool // no prompt has a prior: all are new
 	later   bool // the draft predicts nothing in the first half of the turns, which do not count
 	without []string
 }
 
 var settings = []setting{
 	{name: "demonstration cluster", machine: goldenWorld, wrong: 1, clients: 1,
-		without: []string{"lookup", "calibration", "priors", "fading of priors", "probes and trials"}},
+		without: []string{"lookup", "calibration", "priors", "calibration and priors", "probes and trials"}},
+	{name: "demonstration cluster, new prompts", machine: goldenWorld, wrong: 1, clients: 1, unseen: true,
+		without: []string{"calibration"}},
 	{name: "card", machine: goldenCard, wrong: 1, clients: 1,
-		without: []string{"lookup", "draft", "calibration", "priors", "fading of priors", "probes and trials"}},
+		without: []string{"lookup", "draft", "calibration", "priors", "calibration and priors", "probes and trials"}},
 	{name: "card, start measured wide steps as 3 times as long", machine: goldenCard, wrong: 3, clients: 1,
 		without: []string{"corrected times"}},
 	{name: "cluster, the draft improves", machine: goldenWorld, wrong: 1, clients: 1, later: true,
-		without: []string{"fading of priors", "probes and trials"}},
+		without: []string{"probes and trials"}},
 	{name: "card, 4 requests at a time", machine: goldenCard, wrong: 1, clients: 4,
 		without: []string{"narrowing with load", "price of waiting", "lookup", "draft"}},
 	{name: "card, 8 requests at a time", machine: goldenCard, wrong: 1, clients: 8,
@@ -122,7 +122,7 @@ func (s *setting) speed(texts []goldenText, without *part, seed uint64) float64 
 			next := waiting[0]
 			waiting = waiting[1:]
 			prompt, block := next.text.IDs, worldBlock
-			if without.noPrompt {
+			if without.noPrompt || s.unseen {
 				prompt = nil
 			}
 			if without.noDraft {
@@ -213,6 +213,9 @@ func TestAblation(t *testing.T) {
 	texts := goldenTexts(t)
 	least := map[string]float64{
 		"demonstration cluster, lookup": 1.08, "demonstration cluster, priors": 1.03,
+		"demonstration cluster, new prompts, calibration": 1.015,
+		// Where a failed round costs little, holding a draft back costs more than it saves.
+		"card, calibration and priors":                                        0.87,
 		"card, start measured wide steps as 3 times as long, corrected times": 1.15,
 		"cluster, the draft improves, probes and trials":                      1.05,
 		"card, first choice right in 50 %, trees":                             1.25,
@@ -233,7 +236,11 @@ func TestAblation(t *testing.T) {
 			slices.SortFunc(list, cmp.Compare[float64])
 		}
 		r := row{name, without, all[seeds/2], less[seeds/2], gains[seeds/2], gains[0], gains[seeds-1]}
-		if r.Gain < least[name+", "+without] || r.Gain < 0.95 {
+		want, ok := least[name+", "+without]
+		if !ok {
+			want = 0.95
+		}
+		if r.Gain < want {
 			t.Errorf("%s: with %s %.3f times plain decoding, without it %.3f", name, without, r.All, r.Less)
 		}
 		rows = append(rows, r)

@@ -83,9 +83,9 @@
 // the prior. A longer prefix leans on the shorter one, the shortest on the worker's calibration. A template that all
 // requests share therefore hides nothing, and a prompt that was never seen is planned as if there were no priors. A
 // request whose prior says that drafting loses starts without the draft. No features are sent until the first trial,
-// which is late and pays for the draft to catch up. The prior fades with every such request, so a draft that improves
-// is used again. Of prompts only salted hashes are stored: of the 1024 prefixes used last, in some 100 KB, and no
-// longer than the process lives.
+// which is late and pays for the draft to catch up. Trials count in the prior, so a draft that improves is used again.
+// Of prompts only salted hashes are stored: of the 1024 prefixes used last, in some 100 KB, and no longer than the
+// process lives.
 //
 // # Doubtful times
 //

@@ -11,10 +11,8 @@ const (
 	// estimate without it: about one round, because requests with one prefix are alike. In a simulation of the
 	// demonstration texts a weight of 24 costs functions 4 %.
 	priorMemory, priorWeight = 40, 10
-	// A prior against drafting fades over restMemory requests, so that one in some dozens drafts again.
-	restMemory = 32
-	// lateGap is how many tokens such a request decodes before it tries the draft. Double that costs good drafts 10 %
-	// where they share a prefix with bad ones.
+	// lateGap is how many tokens a request with a prior against drafting decodes before it tries the draft. Double that
+	// costs good drafts 10 % where they share a prefix with bad ones.
 	lateGap = 32
 )
 
@@ -131,15 +129,4 @@ func (s *priors) place() int {
 	}
 	delete(s.index, s.all[oldest].hash)
 	return oldest
-}
-
-// rest fades the prior of rounds that it kept from running.
-func (s *priors) rest(o *promptPrefix, last outcome) {
-	s.clock++
-	for _, hash := range o.hashes[:o.n] {
-		if at, ok := s.index[hash]; ok {
-			s.all[at].used = s.clock
-			s.all[at].drafts[last].fade(1 - 1.0/restMemory)
-		}
-	}
 }

@@ -35,7 +35,6 @@ func (p *Policy) compare(best estimate, token float64) (outlook float64, without
 func (p *Policy) hold() {
 	p.least = leastGap
 	if p.m.priors.has(&p.promptPrefix, p.last) {
-		p.m.priors.rest(&p.promptPrefix, p.last)
 		p.least = lateGap
 	}
 	p.gap = max(p.gap, p.least)

@@ -10,6 +10,7 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/ddtree"
+	"github.com/tandem-inference/tandem/services/pause"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
@@ -266,12 +267,7 @@ func (l *Link) run(ctx context.Context) {
 		if l.responses() > before {
 			wait = minBackoff
 		}
-		timer := time.NewTimer(wait)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-		}
-		timer.Stop()
+		pause.For(ctx, wait)
 		wait = min(2*wait, maxBackoff)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-inference/tandem/services/ddtree"
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/engine/enginefake"
+	"github.com/tandem-inference/tandem/services/pause"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/tensorwire"
 	"google.golang.org/grpc"
@@ -333,11 +334,7 @@ func (d *Draft) spoil(ctx context.Context, a *tandemv1.SpeculateResponse, vocab 
 		wait += f.DelayFor
 	}
 	if wait > 0 {
-		t := time.NewTimer(wait)
-		defer t.Stop()
-		select {
-		case <-t.C:
-		case <-ctx.Done():
+		if !pause.For(ctx, wait) {
 			return false, ctx.Err()
 		}
 	}

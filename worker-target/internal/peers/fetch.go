@@ -14,6 +14,7 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/pause"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/worker-target/internal/disk"
 	"github.com/tandem-inference/tandem/worker-target/internal/prefix"
@@ -94,7 +95,7 @@ func (p *peer) Find(
 	s.ctx, s.cancel = context.WithTimeout(ctx, limit)
 	latest := time.Now().Add(limit - again - c.expected(l, bytes)) // waiting until then is worth it
 	err := s.open(tokens[:goal], lengths, info)
-	for isBusy(err) && time.Now().Before(latest) && wait(ctx, again) {
+	for isBusy(err) && time.Now().Before(latest) && pause.For(ctx, again) {
 		err = s.open(tokens[:goal], lengths, info)
 	}
 	if err != nil {
@@ -103,18 +104,6 @@ func (p *peer) Find(
 		return nil
 	}
 	return s
-}
-
-// wait reports whether so much time passed before ctx ended.
-func wait(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // failure is an error with the reason by which it is counted.

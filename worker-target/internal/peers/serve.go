@@ -10,6 +10,7 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/pause"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/worker-target/internal/disk"
 	"github.com/tandem-inference/tandem/worker-target/internal/prefix"
@@ -131,14 +132,8 @@ func (s *Server) check(m *tandemv1.FetchStateRequest, info engine.Info, contract
 
 // rest keeps the engine free for requests, if there are any, for as long as a read took.
 func (s *Server) rest(ctx context.Context, took time.Duration) {
-	if !s.deps.Busy() {
-		return
-	}
-	timer := time.NewTimer(took)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
+	if s.deps.Busy() {
+		pause.For(ctx, took)
 	}
 }
 

@@ -55,7 +55,7 @@ func (m *mix) reset() { *m = mix{cuts: m.cuts[:0], pieces: m.pieces[:0]} }
 
 // add adds rows of a part.
 func (m *mix) add(p *part, n int) {
-	p.queued = false
+	p.Queued = false
 	m.cuts = append(m.cuts, cut{p, p.started, n})
 	m.size += n
 	if p.started == 0 {
@@ -96,46 +96,43 @@ func (e *Engine) compose(leader *part, now time.Time) {
 
 // sweep ends the parts whose requests were cancelled.
 func (e *Engine) sweep(leader *part) {
-	left := e.queue[:0]
-	for _, p := range e.queue {
-		if err := p.ctx.Err(); err != nil && p.err == nil {
-			p.err = rpcerr.From(err)
-			if p.flying == 0 {
-				e.end(p, leader)
-				continue
-			}
+	e.queue.Waiting = slices.DeleteFunc(e.queue.Waiting, func(p *part) bool {
+		err := p.ctx.Err()
+		if err == nil || p.err != nil {
+			return false
 		}
-		left = append(left, p)
-	}
-	clear(e.queue[len(left):])
-	e.queue = left
+		p.err = rpcerr.From(err)
+		if p.flying > 0 {
+			return false
+		}
+		e.end(p, leader)
+		return true
+	})
 }
 
 // addRounds takes the rounds of the step out of the queue: the first one, and those that are better run with it.
 func (e *Engine) addRounds() {
 	m := &e.flight.mix
-	left := e.queue[:0]
-	for _, p := range e.queue {
+	e.queue.Waiting = slices.DeleteFunc(e.queue.Waiting, func(p *part) bool {
 		n := len(p.step.Rows)
 		switch {
 		case p.class == piece:
-			left = append(left, p)
+			return false
 		case len(m.cuts) == 0:
 			m.add(p, n)
 			if p.class == round {
 				m.rounds, m.roundLength = n, int(p.step.Rows[0].Position)
 			}
+			return true
 		case m.share > 0 && len(m.cuts) >= m.share:
-			left = append(left, p)
+			return false
 		case m.cuts[0].p.class == round && p.class == round && m.fits(p, n, e.rows) && e.gains(m.roundLength, n, m.rounds):
 			m.add(p, n)
 			m.rounds += n
-		default:
-			left = append(left, p)
+			return true
 		}
-	}
-	clear(e.queue[len(left):])
-	e.queue = left
+		return false
+	})
 	if m.rounds > 0 {
 		m.base = e.costs.Verify(m.rounds, m.roundLength)
 	}
@@ -155,7 +152,7 @@ func (e *Engine) gains(length, n, rows int) bool {
 // addPieces fills the step up with rows of prompts. Pieces stay in the queue.
 func (e *Engine) addPieces(now time.Time) {
 	m := &e.flight.mix
-	for _, p := range e.queue {
+	for _, p := range e.queue.Waiting {
 		behind := func(q *part) bool { return q.sequence() == p.sequence() }
 		if p.class == piece && !slices.ContainsFunc(m.pieces, behind) {
 			m.pieces = append(m.pieces, p)

@@ -21,9 +21,9 @@ func come(t *testing.T, e *Engine, step *engine.Step, ago time.Duration) *part {
 	p := newPart(t, e, step)
 	p.came = p.came.Add(-ago)
 	p.served = p.came
-	e.queue = append(e.queue, p)
-	if p.class == piece {
-		e.keys.enter(p.key(), e.queue[:len(e.queue)-1])
+	e.queue.Enter(p)
+	if n := len(e.queue.Waiting); p.class == piece {
+		e.keys.enter(p.key(), e.queue.Waiting[:n-1])
 	}
 	return p
 }
@@ -63,7 +63,7 @@ func TestSmallestCutWaits(t *testing.T) {
 	if rounds, pieces := composed(e, r); rounds != 1 || len(pieces) != 0 {
 		t.Errorf("a step of %d rows and pieces of %v", rounds, pieces)
 	}
-	e.queue = append(e.queue, r)
+	e.queue.Enter(r)
 	p.served = p.served.Add(-5 * time.Millisecond)
 	if rounds, pieces := composed(e, r); rounds != 1 || len(pieces) != 1 || pieces[0] != promptUnit {
 		t.Errorf("a step of %d rows and pieces of %v", rounds, pieces)

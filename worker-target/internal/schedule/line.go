@@ -2,9 +2,11 @@ package schedule
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
 // Steps follow each other through an engine in stages (engine.Info.Depth): the next one is composed when the first
@@ -33,7 +35,7 @@ func (v *view) Submit(ctx context.Context, step *engine.Step, result *engine.Ste
 	p := v.hand(ctx, &v.request, step, result)
 	return func() (int, error) {
 		v.wait(p)
-		defer v.done(p)
+		defer v.queue.Return(p)
 		return p.done, p.err
 	}
 }
@@ -50,21 +52,32 @@ func (e *Engine) hand(ctx context.Context, r *request, step *engine.Step, result
 // land waits for the end of a step of a request that was handed over.
 func (e *Engine) land(r *request, p *part) error {
 	e.wait(p)
-	err := p.err
+	defer e.queue.Return(p)
 	r.note(p)
-	e.done(p)
-	return err
+	return p.err
 }
 
 // wait waits for the end of a step that was handed over.
 func (e *Engine) wait(p *part) {
 	select {
-	case <-p.turn:
+	case <-e.queue.Turn(p):
 	case <-p.ctx.Done():
 		if !e.leave(p) {
-			<-p.turn
+			<-e.queue.Turn(p)
 		}
 	}
+}
+
+// leave takes a part out of the queue if nobody has it in work, and fails the pieces behind it.
+func (e *Engine) leave(p *part) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.queue.Leave(p) {
+		return false
+	}
+	p.err = rpcerr.From(p.ctx.Err())
+	e.failBehind(p)
+	return true
 }
 
 // dispatch starts the next step, if the first stage is free. The caller holds mu.
@@ -88,11 +101,11 @@ func (e *Engine) dispatch() {
 	l.newest = f.ended
 	for _, c := range f.mix.cuts {
 		c.p.flying++
-		c.p.queued = false
+		c.p.Queued = false
 		if c.p.started += c.n; c.p.class == round {
 			l.rounds++
 		} else if c.p.left() == 0 {
-			e.remove(c.p)
+			e.queue.Remove(c.p)
 		}
 	}
 	go e.fly(f)
@@ -173,14 +186,14 @@ func (e *Engine) endCut(c cut, err error, base time.Duration, now time.Time) {
 	}
 	switch {
 	case p.err == nil && p.done < len(p.step.Rows):
-		p.queued = p.flying == 0
+		p.Queued = p.flying == 0
 	case p.flying == 0:
 		if p.err == nil {
 			e.ran(p, base, now)
 		} else {
 			e.failBehind(p)
 		}
-		e.remove(p)
+		e.queue.Remove(p)
 		e.end(p, nil)
 	}
 }
@@ -190,17 +203,14 @@ func (e *Engine) failBehind(p *part) {
 	if p.class != piece {
 		return
 	}
-	left := e.queue[:0]
-	for _, q := range e.queue {
+	e.queue.Waiting = slices.DeleteFunc(e.queue.Waiting, func(q *part) bool {
 		if q == p || q.class != piece || q.flying > 0 || q.sequence() != p.sequence() {
-			left = append(left, q)
-			continue
+			return false
 		}
 		q.err = p.err
 		e.end(q, nil)
-	}
-	clear(e.queue[len(left):])
-	e.queue = left
+		return true
+	})
 }
 
 // sequence is that of a piece.
@@ -212,7 +222,7 @@ func (e *Engine) composeNext(now time.Time) {
 	m.reset()
 	e.sweep(nil)
 	rounds, pieces := 0, false
-	for _, p := range e.queue {
+	for _, p := range e.queue.Waiting {
 		if p.class == piece {
 			pieces = true
 		} else {

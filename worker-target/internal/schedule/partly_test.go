@@ -66,7 +66,7 @@ func TestRefusedOnTheWay(t *testing.T) {
 			testwait.Until(t, "the queue", func() bool {
 				e.mu.Lock()
 				defer e.mu.Unlock()
-				return len(e.queue) == n
+				return len(e.queue.Waiting) == n
 			})
 		}
 		var results [3]engine.StepResult

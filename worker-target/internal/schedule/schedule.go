@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/leader"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
@@ -39,10 +40,7 @@ type Engine struct {
 	unit    int // pieces of KindPrompt are cut at multiples of it
 
 	mu      sync.Mutex
-	free    []*part
-	queue   []*part // in order of arrival; pieces stay until their last rows run, or start where steps follow each other
-	busy    bool    // somebody leads
-	arrived chan struct{}
+	queue   leader.Queue[part, *part] // pieces stay until their last rows run, or start where steps follow each other
 	streams streams
 	keys    keys
 	steps   uint64        // composed steps so far
@@ -80,6 +78,7 @@ const (
 
 // part is a step that waits for its turn.
 type part struct {
+	leader.Place
 	ctx     context.Context
 	step    *engine.Step
 	result  *engine.StepResult
@@ -90,10 +89,8 @@ type part struct {
 	done    int       // rows that ran
 	started int       // rows that ran or run now
 	flying  int       // steps that run rows of it, where steps follow each other
-	turn    chan bool // true: lead; false: over
 	err     error
 	over    bool
-	queued  bool // nobody has it in work
 }
 
 // left is the number of rows that have not started.
@@ -104,10 +101,10 @@ func New(inner engine.Target, o Options) *Engine {
 	info := inner.Info()
 	e := &Engine{
 		Target: inner, options: o, costs: o.Costs, rows: info.MaxBatchRows, unit: promptUnit,
-		streams: streams{}, keys: keys{all: map[uint64]float64{}}, arrived: make(chan struct{}, 1),
-		timer: time.NewTimer(time.Hour), flight: &flight{},
-		slack: leastSlack, line: line{depth: info.Depth},
+		streams: streams{}, keys: keys{all: map[uint64]float64{}}, timer: time.NewTimer(time.Hour),
+		flight: &flight{}, slack: leastSlack, line: line{depth: info.Depth},
 	}
+	e.queue = leader.New[part](&e.mu)
 	if info.PromptRows == 0 {
 		e.unit = decodeUnit
 	}
@@ -130,84 +127,35 @@ func (e *Engine) submit(ctx context.Context, r *request, step *engine.Step, resu
 	}
 	e.mu.Lock()
 	p := e.enter(ctx, r, step, result)
-	lead := !e.busy
-	if lead {
-		e.busy, p.queued = true, false
-	}
+	lead := e.queue.Lead(p)
 	e.mu.Unlock()
+	defer e.queue.Return(p)
 	if !lead {
-		select {
-		case e.arrived <- struct{}{}:
-		default:
-		}
-		select {
-		case lead = <-p.turn:
-		case <-ctx.Done():
-			if e.leave(p) {
-				e.done(p)
-				return rpcerr.From(ctx.Err())
-			}
-			lead = <-p.turn // somebody has it in work, or made us the leader just now
+		var left bool
+		if lead, left = e.queue.Wait(ctx, p); left {
+			return rpcerr.From(ctx.Err())
 		}
 	}
 	if lead {
 		e.lead(p)
 	}
-	err := p.err
 	r.note(p)
-	e.done(p)
-	return err
+	return p.err
 }
 
 // enter puts a step into the queue. The caller holds mu.
 func (e *Engine) enter(ctx context.Context, r *request, step *engine.Step, result *engine.StepResult) *part {
 	now, ran := time.Now(), r.ranOf(step)
-	p := e.part()
-	*p = part{
-		ctx: ctx, step: step, result: result, request: r, class: e.classOf(step), came: now, served: now,
-		turn: p.turn, queued: true, done: ran, started: ran,
-	}
-	e.queue = append(e.queue, p)
-	if p.class == piece {
-		e.keys.enter(p.key(), e.queue[:len(e.queue)-1])
+	p := e.queue.Take()
+	p.ctx, p.step, p.result, p.request, p.class = ctx, step, result, r, e.classOf(step)
+	p.came, p.served, p.done, p.started = now, now, ran, ran
+	e.queue.Enter(p)
+	if n := len(e.queue.Waiting); p.class == piece {
+		e.keys.enter(p.key(), e.queue.Waiting[:n-1])
 	} else {
 		e.observePause(p)
 	}
 	return p
-}
-
-// part takes one that is not in use. The caller holds mu.
-func (e *Engine) part() *part {
-	if n := len(e.free); n > 0 {
-		p := e.free[n-1]
-		e.free = e.free[:n-1]
-		return p
-	}
-	return &part{turn: make(chan bool, 1)}
-}
-
-// done takes a part back.
-func (e *Engine) done(p *part) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	p.ctx, p.step, p.result, p.request = nil, nil, nil, nil
-	e.free = append(e.free, p)
-}
-
-// leave takes a part out of the queue, if nobody has it in work.
-func (e *Engine) leave(p *part) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for i, q := range e.queue {
-		if q == p && p.queued {
-			e.queue = append(e.queue[:i], e.queue[i+1:]...)
-			if p.err = rpcerr.From(p.ctx.Err()); e.line.depth > 1 {
-				e.failBehind(p)
-			}
-			return true
-		}
-	}
-	return false
 }
 
 // classOf says how a step may be composed.
@@ -237,13 +185,7 @@ func (e *Engine) lead(p *part) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	// From here on what belongs to the leader is the next one's.
-	if len(e.queue) > 0 {
-		e.queue[0].queued = false
-		e.queue[0].turn <- true
-	} else {
-		e.busy = false
-	}
+	e.queue.Next()
 }
 
 // run runs the composed step. leader is the part of the goroutine that runs it.
@@ -264,12 +206,12 @@ func (e *Engine) run(leader *part) {
 		}
 		c.p.served = now
 		if c.p.err == nil && c.p.left() > 0 {
-			c.p.queued = c.p != leader
+			c.p.Queued = c.p != leader
 			continue
 		}
 		e.ran(c.p, f.mix.base, now)
 		if c.p.class == piece {
-			e.remove(c.p)
+			e.queue.Remove(c.p)
 		}
 		e.end(c.p, leader)
 	}
@@ -279,17 +221,7 @@ func (e *Engine) run(leader *part) {
 func (e *Engine) end(p, leader *part) {
 	p.over = true
 	if p != leader {
-		p.turn <- false
-	}
-}
-
-// remove takes a part out of the queue. The caller holds mu.
-func (e *Engine) remove(p *part) {
-	for i, q := range e.queue {
-		if q == p {
-			e.queue = append(e.queue[:i], e.queue[i+1:]...)
-			return
-		}
+		e.queue.End(p)
 	}
 }
 

@@ -394,11 +394,10 @@ func TestOnlyWhatGains(t *testing.T) {
 
 // newPart is a step that has just come.
 func newPart(t *testing.T, e *Engine, step *engine.Step) *part {
-	now := time.Now()
-	return &part{
-		ctx: t.Context(), step: step, result: &engine.StepResult{}, class: e.classOf(step), came: now, served: now,
-		turn: make(chan bool, 1), queued: true,
-	}
+	now, p := time.Now(), e.queue.Take()
+	p.ctx, p.step, p.result, p.class = t.Context(), step, &engine.StepResult{}, e.classOf(step)
+	p.came, p.served = now, now
+	return p
 }
 
 // queued runs steps as if all had come before the first of them could begin, and returns their parts.
@@ -406,13 +405,16 @@ func queued(t *testing.T, e *Engine, steps ...*engine.Step) []*part {
 	t.Helper()
 	var parts []*part
 	for _, step := range steps {
-		parts = append(parts, newPart(t, e, step))
+		p := newPart(t, e, step)
+		e.queue.Enter(p)
+		parts = append(parts, p)
 	}
-	parts[0].queued = false
-	e.busy, e.queue = true, append(e.queue, parts...)
+	if !e.queue.Lead(parts[0]) {
+		t.Fatal("somebody leads an engine that nobody uses")
+	}
 	for lead := 0; lead < len(parts); {
 		e.lead(parts[lead])
-		for lead++; lead < len(parts) && !<-parts[lead].turn; lead++ {
+		for lead++; lead < len(parts) && !<-e.queue.Turn(parts[lead]); lead++ {
 		}
 	}
 	return parts

@@ -75,7 +75,7 @@ func (e *Engine) room(now time.Time) (room time.Duration, bounded bool) {
 	}
 	// Rounds that do not gain run one after the other.
 	after := time.Duration(0)
-	for _, p := range e.queue {
+	for _, p := range e.queue.Waiting {
 		if p.class == round {
 			s := e.streams[p.step.Groups[0].Sequence]
 			after += max(s.own, e.ownStep(len(p.step.Rows), int(p.step.Rows[0].Position)))
@@ -97,7 +97,7 @@ func (e *Engine) waits(s engine.Sequence) bool {
 			return true
 		}
 	}
-	for _, p := range e.queue {
+	for _, p := range e.queue.Waiting {
 		if len(p.step.Groups) > 0 && p.step.Groups[0].Sequence == s {
 			return true
 		}
@@ -173,7 +173,7 @@ func (e *Engine) await(p *part) {
 	defer e.timer.Stop()
 	for there < wanted {
 		select {
-		case <-e.arrived:
+		case <-e.queue.Arrived:
 		case <-e.timer.C:
 			return
 		case <-p.ctx.Done():
@@ -187,7 +187,7 @@ func (e *Engine) await(p *part) {
 
 // roundsThere counts the rounds in the queue. The caller holds mu.
 func (e *Engine) roundsThere() (n int) {
-	for _, p := range e.queue {
+	for _, p := range e.queue.Waiting {
 		if p.class == round {
 			n++
 		}

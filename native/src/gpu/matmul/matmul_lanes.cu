@@ -342,7 +342,7 @@ __global__ void __launch_bounds__((WARPS + SPARE) * TND_WARP, 1) matmul_lanes_ke
     const LanesForm& form = args.forms[second];
     if constexpr (kMixed) w.slot = form.slot, w.stages = form.stages, w.sets = form.sets;
     uint8_t* next = w.sums + form.teams * SHARE * form.sets * sum_bytes(COLS);
-    uint8_t* const handed = next + (own_lane * TND_WARP + w.lane) * 4 * static_cast<int>(sizeof(float));
+    uint8_t* handed = next + (own_lane * TND_WARP + w.lane) * 4 * static_cast<int>(sizeof(float));
     next += form.divided * SHARE * part_bytes(COLS);
     w.inputs[0] = next + own_lane * most * input_pitch(form.form & kFormQ256, COLS);
     next += SHARE * most * input_pitch(form.form & kFormQ256, COLS);
@@ -362,9 +362,8 @@ __global__ void __launch_bounds__((WARPS + SPARE) * TND_WARP, 1) matmul_lanes_ke
     const int left_over = units - run.each * w.teams;
     w.part = -1;
     w.units = run.each + (w.team < left_over ? 1 : 0);
-    int division = 0;  // which unit of those that are left over
     if (SHARE == 2 && run.parts != 0) {
-      division = w.team / run.parts;
+      const int division = w.team / run.parts;  // which unit of those that are left over
       const bool has_part = division < left_over;
       w.units = run.each + (has_part ? 1 : 0);
       if (has_part) {
@@ -372,6 +371,7 @@ __global__ void __launch_bounds__((WARPS + SPARE) * TND_WARP, 1) matmul_lanes_ke
         w.part_first = w.supers * w.part / run.parts;
         w.part_supers = w.supers * (w.part + 1) / run.parts - w.part_first;
         advance(args.jobs, run.first + run.each * w.teams + division, &w.divided);
+        handed += division * SHARE * part_bytes(COLS);
       }
     }
     if (w.units != 0) {
@@ -396,7 +396,7 @@ __global__ void __launch_bounds__((WARPS + SPARE) * TND_WARP, 1) matmul_lanes_ke
       const bool part = is_part(w, n);
       const Unit unit = part ? w.divided : own;
       const int first = part ? w.part_first : 0, end = part ? first + w.part_supers : w.supers;
-      float4* const sums = reinterpret_cast<float4*>(handed + division * SHARE * part_bytes(COLS));
+      float4* const sums = reinterpret_cast<float4*>(handed);
       if (part && first != 0) {
         barrier_wait(barriers->handed + warp - SHARE, 0);
 #pragma unroll

@@ -200,14 +200,14 @@ __global__ void __launch_bounds__(kThreads, 1) matmul_tiles_kernel(MatmulJobs ar
     TND_DYNAMIC_SHARED(uint8_t, smem);
     uint8_t* const scratch = args.scratch + int64_t{blockIdx.x} * scratch_bytes(COLS);
     wait_for_previous();
-    const int column_tiles = (rows_in_use(args.live, args.rows) + COLS - 1) / COLS;
-    int items = 0;
-    for (int i = 0; i < args.count; ++i) items += args.jobs[i].blocks * column_tiles;
-    for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
+    for (int item = static_cast<int>(blockIdx.x);; item += static_cast<int>(gridDim.x)) {
+      // Read for every item: the sums of a tile leave no register for the number of columns.
+      const int column_tiles = (rows_in_use(args.live, args.rows) + COLS - 1) / COLS;
       int tile = item / column_tiles;
       const int col0 = item % column_tiles * COLS;
       int index = 0;
-      while (tile >= args.jobs[index].blocks) tile -= args.jobs[index++].blocks;
+      while (index < args.count && tile >= args.jobs[index].blocks) tile -= args.jobs[index++].blocks;
+      if (index == args.count) return;
       const MatmulJob& job = args.jobs[index];
       const int unit0 = tile * kUnits;
       if constexpr (SET == KernelSet::kCommon) {

@@ -119,8 +119,9 @@ TND_DEVICE float value_of(uint64_t key) {
 TND_DEVICE int32_t token_of(uint64_t key) {
   return static_cast<int32_t>(0xFFFFFFFFu - static_cast<uint32_t>(key));
 }
+inline constexpr uint32_t kKeyFinite = kKeyMinusInf + 1;  // the least of a finite logit
 TND_DEVICE bool finite_key(uint64_t key) {
-  return static_cast<uint32_t>(key >> 32) > kKeyMinusInf;
+  return static_cast<uint32_t>(key >> 32) >= kKeyFinite;
 }
 
 TND_DEVICE uint64_t larger(uint64_t a, uint64_t b) {
@@ -254,6 +255,18 @@ TND_DEVICE void move_four(const ChooseArgs& a, const ChooseRow& plan, int64_t fi
   move_logits<kReadThreads>(plan, room, first, a.vocab - first < kBlock ? a.vocab - first : kBlock, nullptr);
 #pragma unroll
   for (int i = 0; i < 4; ++i) v[i] = mine[i];
+}
+
+// Weight of a token, with logit x, in a choice among the values whose keys have at least `least` as upper half; 0 of
+// one that is left out. `token` may lie behind the vocabulary.
+TND_DEVICE float weight_in_choice(const View& view, float x, int64_t token, uint32_t least, float max,
+                                  float temperature, float min_p) {
+  float w = 0.0f;
+  if (token < view.vocab) {
+    const uint64_t key = key_of(view.value(x, token), token);
+    if (static_cast<uint32_t>(key >> 32) >= least) w = weight_of(value_of(key), max, temperature);
+  }
+  return w < min_p ? 0.0f : w;
 }
 
 // Ascending sum of a block's weights, which its sums at the beginnings of runs lead to; by one thread.

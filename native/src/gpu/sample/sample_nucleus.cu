@@ -163,12 +163,7 @@ __global__ void __launch_bounds__(kReadThreads, 4) choose_kept_kernel(ChooseArgs
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int64_t token = block * kBlock + tid * 4 + i;
-      float w = 0.0f;
-      if (token < a.vocab) {
-        const uint64_t key = key_of(view.value(v[i], token), token);
-        if (static_cast<uint32_t>(key >> 32) >= last.bits) w = weight_of(value_of(key), max, temperature);
-      }
-      room.logits[tid * 4 + i] = w < plan.min_p ? 0.0f : w;
+      room.logits[tid * 4 + i] = weight_in_choice(view, v[i], token, last.bits, max, temperature, plan.min_p);
     }
     __syncthreads();
     if (tid == 0) s.weights[block] = sum_ascending(room.logits, s.runs + block * (kBlock / kRun));

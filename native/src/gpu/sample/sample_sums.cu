@@ -121,12 +121,8 @@ TND_DEVICE void sum_choice_weights(const float (&v)[BLOCKS][4], int64_t first_bl
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int64_t token = (first_block + j) * kBlock + tid * 4 + i;
-      float w = 0.0f;
-      if (token < view.vocab) {
-        const uint64_t key = key_of(view.value(room[j][tid * 4 + i], token), token);
-        if (finite_key(key)) w = weight_of(value_of(key), max, temperature);
-      }
-      room[j][tid * 4 + i] = w < min_p ? 0.0f : w;
+      float& x = room[j][tid * 4 + i];
+      x = weight_in_choice(view, x, token, kKeyFinite, max, temperature, min_p);
     }
   }
   __syncthreads();
