@@ -69,7 +69,7 @@ const mostPrefixes = 1024
 // Validate reports every setting that cannot work.
 func (c *serveCmd) Validate() error {
 	if err := errors.Join(c.Flags.Validate(), c.Pool(int(c.MaxCtx)),
-		workernode.CheckStages(c.TargetDevices, c.TargetLayerSplit)); err != nil {
+		c.StageFlags.validate(&c.Flags)); err != nil {
 		return err
 	}
 	switch {
@@ -99,6 +99,19 @@ func (c *serveCmd) Validate() error {
 		return fmt.Errorf("--draft-deadline: must be in 1ms..1s, got %v", c.DraftDeadline)
 	}
 	return nil
+}
+
+// Check adds to the warnings of all workers.
+func (c *serveCmd) Check() []config.Warning {
+	warnings := c.Flags.Check()
+	for _, a := range c.TargetStages {
+		if config.Exposed(a) {
+			warnings = append(warnings, config.Warning{Flag: "target-stages",
+				Text: a + " is another host: what the layers compute of prompts and answers goes there in clear, and " +
+					"whoever answers there is believed; keep it on a network of your own"})
+		}
+	}
+	return warnings
 }
 
 // settings are those that the gateway reports in /props, by flag.
@@ -165,6 +178,9 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	id := c.ID("target")
 	log = log.Named("worker.target").With(zap.String(telemetry.KeyWorker, id))
 	workernode.RememberDigests(c.CacheDir, log)
+	if c.Stage != "" {
+		return c.serveStage(ctx, file, log)
+	}
 	registration, err := workernode.Registration(ctx, &c.Flags, id, tandemv1.Role_ROLE_TARGET, file, config.Version())
 	if err != nil {
 		return err
@@ -174,7 +190,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	if err != nil {
 		return err
 	}
-	open, err := c.StageFlags.open(&c.Flags, file, log)
+	open, err := c.StageFlags.open(ctx, &c.Flags, file, log)
 	if err != nil {
 		return err
 	}
