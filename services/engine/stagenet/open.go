@@ -53,15 +53,14 @@ func Open(cfg OpenConfig) engine.Open[engine.Target] {
 type target struct {
 	*host.RemoteTarget
 	cfg    *OpenConfig
-	conn   *grpc.ClientConn
 	client tandemv1.StageServiceClient
 
 	hidden int  // values of a row
 	last   bool // it has the head
 
-	once sync.Once // lets go
-	stop context.CancelFunc
-	wait sync.WaitGroup
+	hangUp func() // closes the connection
+	stop   context.CancelFunc
+	wait   sync.WaitGroup
 }
 
 // patience is how long a stage may be unreachable before a line of the log says so.
@@ -72,14 +71,14 @@ func open(ctx context.Context, cfg *OpenConfig, o engine.OpenOptions, p engine.P
 	if err != nil {
 		return nil, err
 	}
-	t := &target{cfg: cfg, conn: conn, client: tandemv1.NewStageServiceClient(conn)}
+	held, stop := context.WithCancel(context.WithoutCancel(ctx))
+	t := &target{cfg: cfg, client: tandemv1.NewStageServiceClient(conn), stop: stop}
+	t.hangUp = sync.OnceFunc(func() { _ = conn.Close() }) // it fails when it was closed before only
 	defer func() {
 		if err != nil {
-			_ = t.letGo()
+			_ = t.letGo() // err says why there is no engine
 		}
 	}()
-	held, stop := context.WithCancel(context.WithoutCancel(ctx))
-	t.stop = stop
 	opened := context.AfterFunc(ctx, stop)
 	defer opened()
 	warn := time.AfterFunc(patience, func() {
@@ -176,21 +175,16 @@ func (t *target) attend(ctx context.Context, stream tandemv1.StageService_HoldCl
 
 // letGo ends the hold and the connection.
 func (t *target) letGo() error {
-	var err error
-	t.once.Do(func() {
-		if t.stop != nil {
-			t.stop()
-		}
-		err = t.conn.Close()
-		t.wait.Wait()
-	})
-	return err
+	t.stop()
+	t.hangUp()
+	t.wait.Wait()
+	return nil
 }
 
 // Kill loses the stage's engine: its calls end at once.
 func (t *target) Kill(cause error) {
 	t.RemoteTarget.Kill(cause)
-	_ = t.conn.Close() // calls that wait for an answer end
+	t.hangUp() // calls that wait for an answer end
 }
 
 // Step implements engine.Target. An answer of the wrong size loses the engine: others build on it.
