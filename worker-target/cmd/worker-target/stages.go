@@ -22,8 +22,8 @@ import (
 // StageFlags spread the layers of a target over several devices, of this host and of others.
 type StageFlags struct {
 	TargetDevices    []string `help:"Devices that share the layers of the target, in the order of the layers, such as cuda:0,hip:0 or cpu,cpu: each has an engine of its own. Default: one device has all." placeholder:"NAME,…"`
-	TargetStages     []string `help:"Workers on other hosts that have the layers after those of --target-devices (without it: of --device), in the order of the layers: each runs worker-target --stage K/N. The connection is not encrypted." placeholder:"ADDR,…"`
-	TargetLayerSplit string   `help:"Layers of each of --target-devices and --target-stages, or of the stages of --stage, such as 40,24; auto = as many for each." default:"auto" placeholder:"N,…"`
+	TargetStages     []string `help:"Workers on other hosts that have the layers after those of --target-devices (without it: of one device), in the order of the layers: each runs worker-target --stage K/N. The connection is not encrypted." placeholder:"ADDR,…"`
+	TargetLayerSplit string   `help:"Layers of each of --target-devices and --target-stages, such as 40,24; auto = as many for each." default:"auto" placeholder:"N,…"`
 	Stage            string   `help:"Serve stage K of N of a target, at --listen, for the worker that names it in --target-stages." placeholder:"K/N"`
 }
 
