@@ -103,8 +103,12 @@ func (c *serveCmd) Validate() error {
 
 // Check adds to the warnings of all workers.
 func (c *serveCmd) Check() []config.Warning {
-	warnings := c.Flags.Check()
-	for _, a := range c.TargetStages {
+	return append(c.Flags.Check(), c.StageFlags.warnings()...)
+}
+
+// warnings are of stages on other hosts.
+func (s *StageFlags) warnings() (warnings []config.Warning) {
+	for _, a := range s.TargetStages {
 		if config.Exposed(a) {
 			warnings = append(warnings, config.Warning{Flag: "target-stages",
 				Text: a + " is another host: what the layers compute of prompts and answers goes there in clear, and " +

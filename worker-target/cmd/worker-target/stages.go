@@ -70,6 +70,9 @@ func (s *StageFlags) open(ctx context.Context, f *workernode.Flags, file *gguf.F
 		}
 		stages = append(stages, staged.Stage{Open: host.OpenTarget, Device: device, Layers: places[i].layers()})
 	}
+	for _, w := range s.warnings() {
+		log.Warn(w.String())
+	}
 	head := rand.Text()
 	for i, address := range s.TargetStages {
 		p := places[len(devices)+i]
