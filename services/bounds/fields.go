@@ -223,6 +223,21 @@ var Fields = map[protoreflect.FullName]Rule{
 	"tandem.v1.StateRows.crc":      by("worker-target/internal/peers features"),
 	"tandem.v1.StateRows.data":     by("worker-target/internal/peers features"),
 
+	"tandem.v1.HoldRequest.head_id":         token(mostID),
+	"tandem.v1.HoldRequest.engine_version":  by("services/engine/stagenet Hold: must be equal"),
+	"tandem.v1.HoldResponse.version":        name(mostName),
+	"tandem.v1.HoldResponse.engine_version": by("services/engine/stagenet differs: must be equal"),
+	"tandem.v1.HoldResponse.stage":          number(0, mostLayers),
+	"tandem.v1.HoldResponse.stages":         number(0, mostLayers),
+	"tandem.v1.HoldResponse.n_layers":       number(0, mostLayers),
+	"tandem.v1.HoldResponse.layer_first":    number(0, mostLayers),
+	"tandem.v1.HoldResponse.layer_last":     number(0, mostLayers),
+	"tandem.v1.HoldResponse.layers_digest":  token(mostName),
+	"tandem.v1.HoldResponse.row_type":       token(mostName),
+	"tandem.v1.PutFuseRequest.digest":       by("services/engine/stagenet PutFuse"),
+	"tandem.v1.PutFuseRequest.total_bytes":  by("services/transfer Receive"),
+	"tandem.v1.PutFuseRequest.chunk":        by("services/transfer Receive"),
+
 	"tandem.v1.ReadAheadRequest.request_id":    by("made or checked by the gateway; for logs"),
 	"tandem.v1.ReadAheadRequest.prompt_tokens": by("worker-target/internal/server checkAhead"),
 	"tandem.v1.ReadAheadRequest.isolation":     by("worker-target/internal/server checkAhead"),
@@ -304,5 +319,6 @@ var Messages = map[protoreflect.FullName]string{
 		"MiB a message",
 	"tandem.setting.v1": "never sent: options in the definitions of fields",
 	"tandem.engine.v1": "a worker and its own engine, which it started and whose library it chose: sizes by " +
-		"services/tensorwire, results by worker-target/internal/decode checkResult",
+		"services/tensorwire, results by worker-target/internal/decode checkResult; a head and its stage on another host: " +
+		"calls by the stage's engine, sizes of results by services/engine/stagenet checkStep",
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -62,6 +63,9 @@ type Value struct {
 	// their lengths).
 	raw []byte
 }
+
+// Raw returns a copy of the payload's bytes without the header, as the file holds them.
+func (v Value) Raw() []byte { return slices.Clone(v.raw) }
 
 // TypeName is the type for messages: "u32", "string", "array of i32".
 func (v Value) TypeName() string {

@@ -48,6 +48,9 @@ var hot = map[string]func(*rand.Rand) proto.Message{
 	"PutTablesRequest": func(r *rand.Rand) proto.Message {
 		return &tandemv1.PutTablesRequest{Digest: text(r), TotalBytes: int64(word(r)), Chunk: payload(r)}
 	},
+	"PutFuseRequest": func(r *rand.Rand) proto.Message {
+		return &tandemv1.PutFuseRequest{Digest: text(r), TotalBytes: int64(word(r)), Chunk: payload(r)}
+	},
 	"GetFuseResponse": func(r *rand.Rand) proto.Message {
 		return &tandemv1.GetFuseResponse{Digest: text(r), TotalBytes: int64(word(r)), Chunk: payload(r)}
 	},

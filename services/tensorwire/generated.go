@@ -30,6 +30,8 @@ func appendGenerated(b []byte, p *Parts, m any) (header []byte, known bool) {
 		return appendSpeculateRequest(b, p, m), true
 	case *tandemv1.SpeculateResponse:
 		return appendSpeculateResponse(b, m), true
+	case *tandemv1.PutFuseRequest:
+		return appendPutFuseRequest(b, p, m), true
 	}
 	return b, false
 }
@@ -57,6 +59,8 @@ func readGenerated(r *Reader, m any) (known bool) {
 		readSpeculateRequest(r, m)
 	case *tandemv1.SpeculateResponse:
 		readSpeculateResponse(r, m)
+	case *tandemv1.PutFuseRequest:
+		readPutFuseRequest(r, m)
 	default:
 		return false
 	}
@@ -528,4 +532,40 @@ func readSpeculateResponse(r *Reader, m *tandemv1.SpeculateResponse) {
 		}
 	}
 	r.Finish(&speculateResponseNames)
+}
+
+var putFuseRequestNames = Names{Message: "tandem.v1.PutFuseRequest", Fields: []string{
+	1:  "digest",
+	2:  "total_bytes",
+	15: "chunk",
+}}
+
+func appendPutFuseRequest(b []byte, p *Parts, m *tandemv1.PutFuseRequest) []byte {
+	b = AppendString(b, 1, m.Digest)
+	b = AppendInt(b, 2, m.TotalBytes)
+	p.Add(m.Chunk)
+	if n := p.Len(); n > 0 {
+		b = AppendLength(b, 15, n)
+	}
+	return b
+}
+
+func readPutFuseRequest(r *Reader, m *tandemv1.PutFuseRequest) {
+	oldDigest := m.Digest
+	m.Digest = ""
+	m.TotalBytes = 0
+	m.Chunk = m.Chunk[:0]
+	for tag := r.Next(); tag != 0; tag = r.Next() {
+		switch tag {
+		case 1<<3 | Bytes:
+			m.Digest = r.String(oldDigest)
+		case 2<<3 | Varint:
+			m.TotalBytes = r.Int64()
+		case 15<<3 | Bytes:
+			m.Chunk = r.Append(m.Chunk)
+		default:
+			r.Other(tag, &putFuseRequestNames)
+		}
+	}
+	r.Finish(&putFuseRequestNames)
 }

@@ -59,6 +59,8 @@ type Config struct {
 	Again func(ctx context.Context, r *tandemv1.Registration) error
 	// Grace is how long work may take to finish after SIGTERM.
 	Grace time.Duration
+	// Options of the server beyond ServerOptions.
+	Options []grpc.ServerOption
 }
 
 // MaxRequestBytes bounds a message that a worker receives. The largest are prompts, some 4 bytes a token, and grammars;
@@ -122,7 +124,7 @@ func Run(ctx context.Context, cfg Config, w Worker) error {
 		return err
 	}
 	defer n.notify.Close()
-	n.server = grpc.NewServer(ServerOptions(cfg.Log)...)
+	n.server = grpc.NewServer(append(ServerOptions(cfg.Log), cfg.Options...)...)
 	w.Register(n.server)
 	healthv1.RegisterHealthServer(n.server, n.health)
 	reflection.Register(n.server)

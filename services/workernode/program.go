@@ -54,14 +54,16 @@ func (f *Flags) Logger(s Streams) (*zap.Logger, error) {
 
 // Opened is what a worker has before its engine opens.
 type Opened struct {
-	Log          *zap.Logger
-	File         *gguf.File // of the model; the caller closes it
-	Registration *tandemv1.Registration
+	Log  *zap.Logger
+	File *gguf.File // of the model; the caller closes it
+
+	flags *Flags
+	role  tandemv1.Role
+	id    string
 }
 
-// Open makes the logger of a worker, opens its model's file and describes the worker as far as that says. cacheDir is
-// the worker's --cache-dir.
-func (f *Flags) Open(ctx context.Context, s Streams, role tandemv1.Role, cacheDir string) (*Opened, error) {
+// Open makes the logger of a worker and opens its model's file. cacheDir is the worker's --cache-dir.
+func (f *Flags) Open(s Streams, role tandemv1.Role, cacheDir string) (*Opened, error) {
 	log, err := f.Logger(s)
 	if err != nil {
 		return nil, err
@@ -73,13 +75,14 @@ func (f *Flags) Open(ctx context.Context, s Streams, role tandemv1.Role, cacheDi
 	}
 	name := registry.RoleName(role)
 	id := f.ID(name)
-	registration, err := Registration(ctx, f, id, role, file, config.Version())
-	if err != nil {
-		file.Close()
-		return nil, err
-	}
 	log = log.Named("worker." + name).With(zap.String(telemetry.KeyWorker, id))
-	return &Opened{Log: log, File: file, Registration: registration}, nil
+	return &Opened{Log: log, File: file, flags: f, role: role, id: id}, nil
+}
+
+// Registration describes the worker to a gateway as far as flags and file say. It reads the whole file where its digest
+// is not kept yet.
+func (o *Opened) Registration(ctx context.Context) (*tandemv1.Registration, error) {
+	return Registration(ctx, o.flags, o.id, o.role, o.File, config.Version())
 }
 
 // RunWithEngine serves w while keeper keeps its engine open. The worker is in the cluster from the start and reports

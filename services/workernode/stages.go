@@ -3,6 +3,7 @@ package workernode
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -12,19 +13,29 @@ import (
 // autoSplit is the --target-layer-split that gives every device as many layers.
 const autoSplit = "auto"
 
-// mostStages bounds --target-devices.
+// mostStages bounds the stages of a target.
 const mostStages = 16
 
-// CheckStages says what cannot work in --target-devices and --target-layer-split, whatever the model.
-func CheckStages(devices []string, split string) error {
+// CheckStages says what cannot work in --target-devices, --target-stages and --target-layer-split, whatever the model.
+func CheckStages(devices, addresses []string, split string) error {
 	var errs []error
 	for _, d := range devices {
 		if _, err := device.Parse(d); err != nil {
 			errs = append(errs, fmt.Errorf("--target-devices: %w", err))
 		}
 	}
-	if len(devices) > mostStages {
-		errs = append(errs, fmt.Errorf("--target-devices: are at most %d, got %d", mostStages, len(devices)))
+	for i, a := range addresses {
+		if a == "" || slices.Contains(addresses[:i], a) {
+			errs = append(errs, fmt.Errorf("--target-stages: wants an address for each stage, got %q", addresses))
+			break
+		}
+	}
+	n := len(devices) + len(addresses)
+	if len(addresses) > 0 && len(devices) == 0 {
+		n++ // --device
+	}
+	if n > mostStages {
+		errs = append(errs, fmt.Errorf("--target-devices: are at most %d with --target-stages, got %d", mostStages, n))
 	}
 	if split == "" || split == autoSplit {
 		return errors.Join(errs...)
@@ -33,13 +44,25 @@ func CheckStages(devices []string, split string) error {
 	switch {
 	case err != nil:
 		errs = append(errs, err)
-	case len(devices) == 0:
-		errs = append(errs, errors.New("--target-layer-split: is for --target-devices, which names none"))
-	case len(counts) != len(devices):
-		errs = append(errs, fmt.Errorf("--target-layer-split: has %d numbers, --target-devices %d", len(counts),
-			len(devices)))
+	case n == 0:
+		errs = append(errs, errors.New("--target-layer-split: is for --target-devices and --target-stages, which name none"))
+	case len(counts) != n:
+		errs = append(errs, fmt.Errorf("--target-layer-split: has %d numbers, --target-devices and --target-stages are %d",
+			len(counts), n))
 	}
 	return errors.Join(errs...)
+}
+
+// ParseStage reads --stage: the stage's place, from 1, and how many there are.
+func ParseStage(text string) (stage, stages int, err error) {
+	k, n, _ := strings.Cut(text, "/")
+	stage, kerr := strconv.Atoi(k)
+	stages, nerr := strconv.Atoi(n)
+	if kerr != nil || nerr != nil || stage < 2 || stage > stages || stages > mostStages {
+		return 0, 0, fmt.Errorf("--stage: wants K/N with K in 2..N and N at most %d, such as 2/3, got %q: the first stage is "+
+			"the worker with --target-stages", mostStages, text)
+	}
+	return stage, stages, nil
 }
 
 func parseSplit(split string) ([]int, error) {
@@ -54,10 +77,10 @@ func parseSplit(split string) ([]int, error) {
 	return counts, nil
 }
 
-// SplitLayers returns how many of a model's layers each of n devices has.
+// SplitLayers returns how many of a model's layers each of n stages has.
 func SplitLayers(split string, n, layers int) ([]int, error) {
 	if n > layers {
-		return nil, fmt.Errorf("--target-devices: are %d, the model has %d layers", n, layers)
+		return nil, fmt.Errorf("--target-devices: %d stages are too many, the model has %d layers", n, layers)
 	}
 	if split == "" || split == autoSplit {
 		counts := make([]int, n)
@@ -75,7 +98,7 @@ func SplitLayers(split string, n, layers int) ([]int, error) {
 		sum += c
 	}
 	if len(counts) != n || sum != layers {
-		return nil, fmt.Errorf("--target-layer-split: %s are %d layers for %d devices, the model has %d for %d", split, sum,
+		return nil, fmt.Errorf("--target-layer-split: %s are %d layers of %d stages, the model has %d for %d", split, sum,
 			len(counts), layers, n)
 	}
 	return counts, nil

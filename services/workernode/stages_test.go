@@ -33,21 +33,38 @@ func TestSplitLayers(t *testing.T) {
 
 func TestCheckStages(t *testing.T) {
 	for _, c := range []struct {
-		devices []string
-		split   string
-		err     string
+		devices, addresses []string
+		split              string
+		err                string
 	}{
-		{nil, "auto", ""},
-		{[]string{"cpu", "cuda:1", "hip:0"}, "1,2,3", ""},
-		{[]string{"cpu", "gpu"}, "auto", "--target-devices"},
-		{nil, "4,4", "names none"},
-		{[]string{"cpu", "cpu"}, "4", "has 1 numbers"},
-		{[]string{"cpu", "cpu"}, "4,-4", "40,24"},
-		{slices.Repeat([]string{"cpu"}, mostStages+1), "auto", "at most"},
+		{nil, nil, "auto", ""},
+		{[]string{"cpu", "cuda:1", "hip:0"}, nil, "1,2,3", ""},
+		{[]string{"cpu", "gpu"}, nil, "auto", "--target-devices"},
+		{nil, nil, "4,4", "name none"},
+		{[]string{"cpu", "cpu"}, nil, "4", "has 1 numbers"},
+		{[]string{"cpu", "cpu"}, nil, "4,-4", "40,24"},
+		{slices.Repeat([]string{"cpu"}, mostStages+1), nil, "auto", "at most"},
+		{nil, []string{"a:1"}, "5,3", ""},
+		{[]string{"cpu", "cpu"}, []string{"a:1", "b:1"}, "2,2,2,2", ""},
+		{nil, []string{"a:1"}, "8", "are 2"},
+		{nil, []string{"a:1", "a:1"}, "auto", "--target-stages"},
+		{nil, []string{"a:1", ""}, "auto", "--target-stages"},
+		{slices.Repeat([]string{"cpu"}, mostStages), []string{"a:1"}, "auto", "at most"},
 	} {
-		err := CheckStages(c.devices, c.split)
+		err := CheckStages(c.devices, c.addresses, c.split)
 		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-			t.Errorf("%v %q: %v", c.devices, c.split, err)
+			t.Errorf("%v %v %q: %v", c.devices, c.addresses, c.split, err)
+		}
+	}
+}
+
+func TestParseStage(t *testing.T) {
+	if k, n, err := ParseStage("2/3"); k != 2 || n != 3 || err != nil {
+		t.Errorf("2/3: %d of %d, %v", k, n, err)
+	}
+	for _, text := range []string{"", "2", "1/2", "3/2", "a/2", "2/b", "2/17", "-1/2", "2/3/4"} {
+		if _, _, err := ParseStage(text); err == nil || !strings.HasPrefix(err.Error(), "--stage: ") {
+			t.Errorf("%q: %v", text, err)
 		}
 	}
 }

@@ -28,14 +28,8 @@ func hashTables(ctx context.Context, f *gguf.File, names []string) (string, erro
 		h.Write([]byte(t.Name))
 		_ = binary.Write(h, binary.LittleEndian, uint32(t.Type))
 		_ = binary.Write(h, binary.LittleEndian, t.Shape)
-		// In pieces, so that a cancel is noticed.
-		for data := f.Data(t); len(data) > 0; {
-			if err := ctx.Err(); err != nil {
-				return "", err
-			}
-			n := min(len(data), 8<<20)
-			h.Write(data[:n])
-			data = data[n:]
+		if err := hashBytes(ctx, h, f.Data(t)); err != nil {
+			return "", err
 		}
 	}
 	return hex.EncodeToString(h.Sum(nil)), nil

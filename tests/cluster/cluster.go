@@ -187,7 +187,9 @@ type Process struct {
 }
 
 // Processes lists all processes whose environment names the cluster's directory: also orphans.
-func (c *Cluster) Processes() []Process {
+func (c *Cluster) Processes() []Process { return processes(c.Dir) }
+
+func processes(dir string) []Process {
 	var out []Process
 	entries, _ := os.ReadDir("/proc")
 	for _, entry := range entries {
@@ -196,7 +198,7 @@ func (c *Cluster) Processes() []Process {
 			continue
 		}
 		env, err := os.ReadFile(filepath.Join("/proc", entry.Name(), "environ"))
-		if err != nil || !strings.Contains(string(env), "TMPDIR="+c.Dir) {
+		if err != nil || !strings.Contains(string(env), "TMPDIR="+dir) {
 			continue
 		}
 		p := Process{PID: pid}

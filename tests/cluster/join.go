@@ -19,6 +19,16 @@ type Joined struct {
 // Join starts a target that joins the gateway whose registry listens at an address. It serves at a socket in a
 // directory of its own.
 func Join(registry, id string, args ...string) (*Joined, error) {
+	return join(append([]string{"--gateway", registry, "--worker-id", id}, args...)...)
+}
+
+// Stage starts a worker that serves a stage of the demonstration target, K/N, at Address. It is started again when it
+// is killed.
+func Stage(place string, args ...string) (*Joined, error) {
+	return join(append([]string{"--stage", place, "--supervise"}, args...)...)
+}
+
+func join(args ...string) (*Joined, error) {
 	root, err := Root()
 	if err != nil {
 		return nil, err
@@ -29,8 +39,8 @@ func Join(registry, id string, args ...string) (*Joined, error) {
 	}
 	j := &Joined{dir: dir, tail: &tail{}}
 	j.cmd = exec.Command(filepath.Join(root, "bin", "worker-target"), append([]string{
-		"--model", filepath.Join(root, "models", "tandem-tiny-target-q4_k_m.gguf"), "--gateway", registry,
-		"--listen", "unix://" + filepath.Join(dir, "s"), "--worker-id", id, "--parent-pid", fmt.Sprint(os.Getpid()),
+		"--model", filepath.Join(root, "models", "tandem-tiny-target-q4_k_m.gguf"),
+		"--listen", "unix://" + filepath.Join(dir, "s"), "--parent-pid", fmt.Sprint(os.Getpid()),
 	}, args...)...)
 	j.cmd.Env = append(os.Environ(), "TMPDIR="+dir, "XDG_CACHE_HOME="+filepath.Join(dir, "cache"))
 	j.cmd.Stdout, j.cmd.Stderr = j.tail, j.tail
@@ -39,6 +49,19 @@ func Join(registry, id string, args ...string) (*Joined, error) {
 		return nil, err
 	}
 	return j, nil
+}
+
+// Address is where the worker serves.
+func (j *Joined) Address() string { return "unix://" + filepath.Join(j.dir, "s") }
+
+// Find returns the pid of the worker's first child with that name, at any depth; 0 when there is none.
+func (j *Joined) Find(name string) int {
+	for _, p := range processes(j.dir) {
+		if p.Name == name && p.PID != j.cmd.Process.Pid {
+			return p.PID
+		}
+	}
+	return 0
 }
 
 // Log is the end of what the worker wrote.

@@ -69,6 +69,8 @@ func TestComposeProfiles(t *testing.T) {
 			"worker-prefill-cuda": "cuda:0"}, []string{"worker-cuda"}},
 		{"rocm", map[string]string{"worker-target-rocm": "hip:0", "worker-draft-rocm": "hip:0",
 			"worker-prefill-rocm": "hip:0"}, []string{"worker-rocm"}},
+		{"split", map[string]string{"worker-target-split": "cpu", "worker-target-stage": "cpu", "worker-draft": "cpu",
+			"worker-prefill": "cpu"}, []string{"worker"}},
 		{"rig", map[string]string{"worker-target-cuda": "cuda:0", "worker-draft-rocm": "hip:0",
 			"worker-prefill-rocm": "hip:0"}, []string{"worker-cuda", "worker-rocm"}},
 	} {
@@ -175,8 +177,15 @@ func checkWorker(t *testing.T, name string, s service, device string) {
 	if role != "target" && s.has("TANDEM_MEMORY_CAP", "7GiB") || s.has("TANDEM_API_KEY", "secret") {
 		t.Errorf("%s gets what is not for it", name)
 	}
-	for _, want := range []string{"--worker-id=" + name, "--gateway=gateway:8104",
-		"--advertise=" + name + ":8105", "--model=/models/", "--supervise"} {
+	asks := []string{"--worker-id=" + name, "--gateway=gateway:8104", "--advertise=" + name + ":8105", "--model=/models/",
+		"--supervise"}
+	switch name {
+	case "worker-target-stage": // its head finds it, not the gateway
+		asks = []string{"--stage=2/2", "--listen=0.0.0.0:8105", "--model=/models/", "--supervise"}
+	case "worker-target-split":
+		asks = append(asks, "--target-stages=worker-target-stage:8105")
+	}
+	for _, want := range asks {
 		if !strings.Contains(line, want) {
 			t.Errorf("%s lacks %s: %s", name, want, line)
 		}

@@ -1,9 +1,12 @@
 package e2e
 
 import (
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/tandem-inference/tandem/tests/client"
+	"github.com/tandem-inference/tandem/tests/cluster"
 )
 
 // TestStages: a target whose layers are spread over two engines gives the texts of one engine, however it speculates,
@@ -14,9 +17,64 @@ func TestStages(t *testing.T) {
 	}
 	_, whole := demo(t, "--threads", "1")
 	cl, c := demo(t, "--threads", "1", "--target-devices", "cpu,cpu", "--target-layer-split", "5,3")
+	sameTexts(t, whole, c, 5)
+
+	want, err := whole.Do(t.Context(), longRequest())
+	if err != nil {
+		t.Fatal(err)
+	}
+	killed(t, c, want.Text, enginesOf(t, cl, 2)[1])
+}
+
+// TestStagesElsewhere: so does a target with stages in workers of their own, also when such a worker or its engine is
+// killed.
+func TestStagesElsewhere(t *testing.T) {
+	if device != "" {
+		t.Skip("one card is not two devices")
+	}
+	_, whole := demo(t, "--threads", "1")
+	needPrograms(t)
+	var addresses []string
+	var last *cluster.Joined
+	for _, place := range []string{"2/3", "3/3"} {
+		stage, err := cluster.Stage(place, "--threads", "1", "--target-layer-split", "3,3,2")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			stage.Close()
+			if t.Failed() {
+				t.Logf("log of stage %s:\n%s", place, stage.Log())
+			}
+		})
+		addresses, last = append(addresses, stage.Address()), stage
+	}
+	cl := start(t, "--demo", "--threads", "1", "--target-stages", strings.Join(addresses, ","), "--target-layer-split",
+		"3,3,2")
+	c := client.New(cl.HTTP)
+	sameTexts(t, whole, c, 10)
+	want, err := whole.Do(t.Context(), longRequest())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, program := range []string{"tandem-engine", "worker-target"} {
+		pid := last.Find(program)
+		if pid == 0 {
+			t.Fatalf("the stage has no %s", program)
+		}
+		// Less than a second is usual on a machine with nothing else to do.
+		if got := killed(t, c, want.Text, pid); got.Gap > 20*time.Second {
+			t.Errorf("%s was killed, and the stream stood still for %v", program, got.Gap)
+		}
+	}
+}
+
+// sameTexts compares a cluster with one whose target is one engine, by every so-many-th golden prompt.
+func sameTexts(t *testing.T, whole, c *client.Client, every int) {
+	t.Helper()
 	drafted := 0
 	for i, g := range golden(t) {
-		if i%5 != 0 {
+		if i%every != 0 {
 			continue
 		}
 		request := client.Request{Prompt: g.IDs, MaxTokens: len(g.Greedy) + 8}
@@ -37,10 +95,4 @@ func TestStages(t *testing.T) {
 	if drafted == 0 {
 		t.Error("no draft was accepted")
 	}
-
-	want, err := whole.Do(t.Context(), longRequest())
-	if err != nil {
-		t.Fatal(err)
-	}
-	killed(t, c, want.Text, enginesOf(t, cl, 2)[1])
 }

@@ -135,8 +135,13 @@ func (c *cluster) specs() ([]supervise.Spec, error) {
 			"--kv-cache-min-tokens", strconv.Itoa(w.KVCacheMinTokens))
 	}
 	if len(w.TargetDevices) > 0 {
-		target = append(target, "--target-devices", strings.Join(w.TargetDevices, ","), "--target-layer-split",
-			w.TargetLayerSplit)
+		target = append(target, "--target-devices", strings.Join(w.TargetDevices, ","))
+	}
+	if len(w.TargetStages) > 0 {
+		target = append(target, "--target-stages", strings.Join(w.TargetStages, ","))
+	}
+	if len(w.TargetDevices)+len(w.TargetStages) > 0 {
+		target = append(target, "--target-layer-split", w.TargetLayerSplit)
 	}
 	if !w.Lookup {
 		target = append(target, "--no-lookup")

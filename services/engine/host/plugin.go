@@ -11,10 +11,12 @@ import (
 // pluginName is the only plugin that an engine program serves.
 const pluginName = "engine"
 
-// Handshake lets host and engine program recognise each other. ProtocolVersion rises with every incompatible change of
-// tandem.engine.v1.
+// EngineVersion rises with every incompatible change of tandem.engine.v1.
+const EngineVersion = 3
+
+// Handshake lets host and engine program recognise each other.
 var Handshake = goplugin.HandshakeConfig{
-	ProtocolVersion:  3,
+	ProtocolVersion:  EngineVersion,
 	MagicCookieKey:   "TANDEM_ENGINE_PLUGIN",
 	MagicCookieValue: "8e1b6a52c7d94f03",
 }

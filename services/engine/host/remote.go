@@ -142,6 +142,10 @@ func (r *Remote) lose(err error) {
 	}
 }
 
+// Kill loses the engine for a reason that the connection does not show; calls on their way end with it when the
+// connection is closed, which is the caller's. An engine that was lost before keeps its reason.
+func (r *Remote) Kill(cause error) { r.lose(cause) }
+
 // Done implements Mortal.
 func (r *Remote) Done() <-chan struct{} { return r.done }
 

@@ -59,14 +59,24 @@ func (s *Server) Register(g grpc.ServiceRegistrar) {
 // ServerOptions are the gRPC options that a Server needs. onPanic may be nil.
 func ServerOptions(onPanic rpcerr.PanicHandler) []grpc.ServerOption {
 	options := append(tensorwire.ServerOptions(), rpcerr.ServerOptions(onPanic)...)
-	return append(options, grpc.ChainStreamInterceptor(shmstream.ServerInterceptor(tensorwire.MaxMessageBytes,
-		loopMethods...)))
+	return append(options, LoopOption(tensorwire.MaxMessageBytes))
+}
+
+// LoopOption lets the decode loops of clients on this host go through shared memory, in messages of at most so many
+// bytes. It is part of ServerOptions, for servers that have options of their own.
+func LoopOption(mostBytes int) grpc.ServerOption {
+	return grpc.ChainStreamInterceptor(shmstream.ServerInterceptor(mostBytes, loopMethods...))
 }
 
 // DialOptions are the gRPC options of its clients, without credentials.
 func DialOptions() []grpc.DialOption {
 	options := append(tensorwire.DialOptions(), rpcerr.DialOptions()...)
-	return append(options, grpc.WithChainStreamInterceptor(shmstream.ClientInterceptor(loopMethods...)))
+	return append(options, LoopDialOption())
+}
+
+// LoopDialOption is the client's side of LoopOption.
+func LoopDialOption() grpc.DialOption {
+	return grpc.WithChainStreamInterceptor(shmstream.ClientInterceptor(loopMethods...))
 }
 
 // loopMethods are the calls whose streams go through shared memory.

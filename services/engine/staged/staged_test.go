@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-inference/tandem/services/engine/enginefake"
 	"github.com/tandem-inference/tandem/services/engine/enginetest"
 	"github.com/tandem-inference/tandem/services/engine/staged"
+	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -56,9 +57,14 @@ func TestStages(t *testing.T) {
 type stopped struct {
 	engine.Target
 	stop context.CancelFunc
+	// dropped counts steps without rows, which drop what is pending.
+	dropped int
 }
 
 func (s *stopped) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
+	if len(step.Rows) == 0 {
+		s.dropped++
+	}
 	if s.stop != nil {
 		s.stop()
 		s.stop = nil
@@ -134,6 +140,11 @@ func TestCancelledBetweenStages(t *testing.T) {
 		if n, err := e.SequenceLength(t.Context(), q); n != prompt+1 || err != nil {
 			t.Errorf("stage %d: %d positions, %v", stage, n, err)
 		}
+		for k := range stage { // their engines may hold memory for rows that are pending
+			if all[k].dropped != 1 {
+				t.Errorf("cancelled in stage %d: stage %d dropped its rows %d times", stage, k, all[k].dropped)
+			}
+		}
 		for k, n := range free() {
 			if n != before[k] {
 				t.Errorf("cancelled in stage %d: stage %d has %d free pages, had %d", stage, k, n, before[k])
@@ -147,6 +158,50 @@ func TestCancelledBetweenStages(t *testing.T) {
 		err = run(t.Context(), engine.Group{Sequence: whole, Path: []int32{1}, Commit: true}, row(prompt+1, engine.WantToken))
 		if err != nil || got != r.Tokens[0] {
 			t.Errorf("cancelled in stage %d: token %d, want %d: %v", stage, got, r.Tokens[0], err)
+		}
+	}
+}
+
+// faulty is a stage that refuses to make sequences, if full is set.
+type faulty struct {
+	engine.Target
+	full bool
+}
+
+func (f *faulty) NewSequence(ctx context.Context) (engine.Sequence, error) {
+	if f.full {
+		return 0, rpcerr.ResourceExhausted("sequences: there is no room")
+	}
+	return f.Target.NewSequence(ctx)
+}
+
+// TestSequenceMadeInPart: a sequence that a later stage cannot make is released in those before.
+func TestSequenceMadeInPart(t *testing.T) {
+	for stage := range 3 {
+		var all []*faulty
+		var stages []staged.Stage
+		for range 3 {
+			stages = append(stages, staged.Stage{Layers: 1 + len(stages)/2, Open: func(ctx context.Context,
+				o engine.OpenOptions, p engine.Progress) (engine.Target, error) {
+				e, err := enginefake.New(enginefake.Options{}).OpenTarget(ctx, o, p)
+				all = append(all, &faulty{Target: e})
+				return all[len(all)-1], err
+			}})
+		}
+		e, err := staged.Open(stages)(t.Context(), enginetest.TargetOptions(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer e.Close()
+		all[stage].full = true
+		if _, err := e.NewSequence(t.Context()); !errors.Is(err, rpcerr.AnyResourceExhausted) {
+			t.Fatalf("stage %d is full: %v", stage, err)
+		}
+		for k, f := range all {
+			handles, err := f.Handles(t.Context())
+			if err != nil || len(handles.Sequences) > 0 {
+				t.Errorf("stage %d is full: stage %d holds %v, %v", stage, k, handles.Sequences, err)
+			}
 		}
 	}
 }

@@ -35,12 +35,16 @@ func (c *serveCmd) Validate() error { return errors.Join(c.Flags.Validate(), c.P
 // Run serves until the process is told to end.
 func (c *serveCmd) Run(streams workernode.Streams) error {
 	ctx := context.Background()
-	opened, err := c.Open(ctx, streams, tandemv1.Role_ROLE_DRAFT, c.CacheDir)
+	opened, err := c.Open(streams, tandemv1.Role_ROLE_DRAFT, c.CacheDir)
 	if err != nil {
 		return err
 	}
-	log, file, registration := opened.Log, opened.File, opened.Registration
+	log, file := opened.Log, opened.File
 	defer file.Close()
+	registration, err := opened.Registration(ctx)
+	if err != nil {
+		return err
+	}
 	cache, err := workernode.CacheDir(c.CacheDir)
 	if err != nil {
 		return err

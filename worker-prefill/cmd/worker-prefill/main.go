@@ -46,12 +46,16 @@ func (c *serveCmd) Validate() error { return c.Flags.Validate() }
 // Run serves until the process is told to end.
 func (c *serveCmd) Run(streams workernode.Streams) error {
 	ctx := context.Background()
-	opened, err := c.Open(ctx, streams, tandemv1.Role_ROLE_PREFILL, c.CacheDir)
+	opened, err := c.Open(streams, tandemv1.Role_ROLE_PREFILL, c.CacheDir)
 	if err != nil {
 		return err
 	}
-	log, file, registration := opened.Log, opened.File, opened.Registration
+	log, file := opened.Log, opened.File
 	defer file.Close()
+	registration, err := opened.Registration(ctx)
+	if err != nil {
+		return err
+	}
 	registration.Settings = map[string]string{"park-after": c.ParkAfter.String()}
 	host, err := c.Host(log)
 	if err != nil {

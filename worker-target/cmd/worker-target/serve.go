@@ -12,6 +12,7 @@ import (
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/config"
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/gguf"
 	"github.com/tandem-inference/tandem/services/telemetry"
@@ -68,7 +69,7 @@ const mostPrefixes = 1024
 // Validate reports every setting that cannot work.
 func (c *serveCmd) Validate() error {
 	if err := errors.Join(c.Flags.Validate(), c.Pool(int(c.MaxCtx)),
-		workernode.CheckStages(c.TargetDevices, c.TargetLayerSplit)); err != nil {
+		c.StageFlags.validate(&c.Flags)); err != nil {
 		return err
 	}
 	switch {
@@ -98,6 +99,23 @@ func (c *serveCmd) Validate() error {
 		return fmt.Errorf("--draft-deadline: must be in 1ms..1s, got %v", c.DraftDeadline)
 	}
 	return nil
+}
+
+// Check adds to the warnings of all workers.
+func (c *serveCmd) Check() []config.Warning {
+	return append(c.Flags.Check(), c.StageFlags.warnings()...)
+}
+
+// warnings are of stages on other hosts.
+func (s *StageFlags) warnings() (warnings []config.Warning) {
+	for _, a := range s.TargetStages {
+		if config.Exposed(a) {
+			warnings = append(warnings, config.Warning{Flag: "target-stages",
+				Text: a + " is another host: what the layers compute of prompts and answers goes there in clear, and " +
+					"whoever answers there is believed; keep it on a network of your own"})
+		}
+	}
+	return warnings
 }
 
 // settings are those that the gateway reports in /props, by flag.
@@ -152,18 +170,25 @@ func (c *serveCmd) peers(model *auto.Model, log *zap.Logger) *peers.Client {
 // Run serves until the process is told to end.
 func (c *serveCmd) Run(streams workernode.Streams) error {
 	ctx := context.Background()
-	opened, err := c.Open(ctx, streams, tandemv1.Role_ROLE_TARGET, c.CacheDir)
+	opened, err := c.Open(streams, tandemv1.Role_ROLE_TARGET, c.CacheDir)
 	if err != nil {
 		return err
 	}
-	log, file, registration := opened.Log, opened.File, opened.Registration
+	log, file := opened.Log, opened.File
 	defer file.Close()
+	if c.Stage != "" {
+		return c.serveStage(ctx, file, log)
+	}
+	registration, err := opened.Registration(ctx)
+	if err != nil {
+		return err
+	}
 	registration.Settings = c.settings()
 	cache, err := workernode.CacheDir(c.CacheDir)
 	if err != nil {
 		return err
 	}
-	open, err := c.StageFlags.open(&c.Flags, file, log)
+	open, err := c.StageFlags.open(ctx, &c.Flags, file, log)
 	if err != nil {
 		return err
 	}

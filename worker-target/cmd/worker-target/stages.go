@@ -1,47 +1,185 @@
 package main
 
 import (
+	"context"
+	"crypto/rand"
+	"errors"
 	"fmt"
+	"time"
 
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/config"
 	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/host"
 	"github.com/tandem-inference/tandem/services/engine/staged"
+	"github.com/tandem-inference/tandem/services/engine/stagenet"
 	"github.com/tandem-inference/tandem/services/gguf"
 	"github.com/tandem-inference/tandem/services/workernode"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 )
 
-// StageFlags spread the layers of a target over several devices.
+// StageFlags spread the layers of a target over several devices, of this host and of others.
 type StageFlags struct {
 	TargetDevices    []string `help:"Devices that share the layers of the target, in the order of the layers, such as cuda:0,hip:0 or cpu,cpu: each has an engine of its own. Default: one device has all." placeholder:"NAME,…"`
-	TargetLayerSplit string   `help:"Layers of each of --target-devices, such as 40,24; auto = as many for each." default:"auto" placeholder:"N,…"`
+	TargetStages     []string `help:"Workers on other hosts that have the layers after those of --target-devices (without it: of one device), in the order of the layers: each runs worker-target --stage K/N. The connection is not encrypted." placeholder:"ADDR,…"`
+	TargetLayerSplit string   `help:"Layers of each of --target-devices and --target-stages, such as 40,24; auto = as many for each." default:"auto" placeholder:"N,…"`
+	Stage            string   `help:"Serve stage K of N of a target, at --listen, for the worker that names it in --target-stages." placeholder:"K/N"`
 }
 
-// open returns what opens the target: one engine, or one for each device.
-func (s *StageFlags) open(f *workernode.Flags, file *gguf.File, log *zap.Logger) (engine.Open[engine.Target], error) {
-	if len(s.TargetDevices) == 0 {
+func (s *StageFlags) validate(f *workernode.Flags) error {
+	if s.Stage == "" {
+		return workernode.CheckStages(s.TargetDevices, s.TargetStages, s.TargetLayerSplit)
+	}
+	_, _, err := workernode.ParseStage(s.Stage)
+	switch {
+	case len(s.TargetDevices)+len(s.TargetStages) > 0:
+		return errors.New("--stage: a stage runs on --device, leave --target-devices and --target-stages to the first")
+	case f.Gateway != "":
+		return errors.New("--stage: a stage serves the worker that names it in --target-stages, leave --gateway out")
+	}
+	return err
+}
+
+// open returns what opens the target: one engine, or one for each stage.
+func (s *StageFlags) open(ctx context.Context, f *workernode.Flags, file *gguf.File,
+	log *zap.Logger) (engine.Open[engine.Target], error) {
+	if len(s.TargetDevices)+len(s.TargetStages) == 0 {
 		host, err := f.Host(log)
 		if err != nil {
 			return nil, err
 		}
 		return host.OpenTarget, nil
 	}
-	model, err := file.Model()
-	if err != nil {
-		return nil, fmt.Errorf("--model: %w", err)
+	devices := s.TargetDevices
+	if len(devices) == 0 {
+		devices = []string{f.Device}
 	}
-	layers, err := workernode.SplitLayers(s.TargetLayerSplit, len(s.TargetDevices), model.Layers)
+	n := len(devices) + len(s.TargetStages)
+	places, err := s.places(ctx, file, n)
 	if err != nil {
 		return nil, err
 	}
 	var stages []staged.Stage
-	for i, device := range s.TargetDevices {
+	for i, device := range devices {
 		own := *f
 		own.Device = device
 		host, err := own.Host(log.With(zap.Int("stage", i+1)))
 		if err != nil {
 			return nil, fmt.Errorf("--target-devices: %w", err)
 		}
-		stages = append(stages, staged.Stage{Open: host.OpenTarget, Device: device, Layers: layers[i]})
+		stages = append(stages, staged.Stage{Open: host.OpenTarget, Device: device, Layers: places[i].layers()})
+	}
+	for _, w := range s.warnings() {
+		log.Warn(w.String())
+	}
+	head := rand.Text()
+	for i, address := range s.TargetStages {
+		p := places[len(devices)+i]
+		d, err := p.describe(ctx)
+		if err != nil {
+			return nil, err
+		}
+		stages = append(stages, staged.Stage{Device: address, Layers: p.layers(), Open: stagenet.Open(stagenet.OpenConfig{
+			Address: address, Dial: dialStage, Want: d, HeadID: head, HangLimit: f.HangLimit(),
+			Log: log.With(zap.Int("stage", d.Stage)),
+		})})
 	}
 	return staged.Open(stages), nil
 }
+
+func dialStage(address string) (*grpc.ClientConn, error) {
+	return workernode.Dial(address, host.LoopDialOption())
+}
+
+// place is a stage's among the layers of a model file.
+type place struct {
+	file          *gguf.File
+	stage, stages int
+	first, last   int
+	of            int // layers of the model
+}
+
+func (p *place) layers() int { return p.last - p.first }
+
+// places divides the layers of a file among n stages.
+func (s *StageFlags) places(ctx context.Context, file *gguf.File, n int) ([]place, error) {
+	model, err := file.Model()
+	if err != nil {
+		return nil, fmt.Errorf("--model: %w", err)
+	}
+	layers, err := workernode.SplitLayers(s.TargetLayerSplit, n, model.Layers)
+	if err != nil {
+		return nil, err
+	}
+	var out []place
+	at := 0
+	for i, count := range layers {
+		out = append(out, place{file, i + 1, n, at, at + count, model.Layers})
+		at += count
+	}
+	return out, ctx.Err()
+}
+
+// describe says what head and stage must agree on.
+func (p *place) describe(ctx context.Context) (stagenet.Description, error) {
+	digest, err := workernode.LayersDigest(ctx, p.file, p.first, p.last, p.of)
+	return stagenet.Description{Version: config.Version(), Stage: p.stage, Stages: p.stages, Layers: p.of,
+		First: p.first, Last: p.last, Digest: digest}, err
+}
+
+// stageGrace is how long calls of a head may take to end after SIGTERM: they fail at once, and the head replays.
+const stageGrace = 5 * time.Second
+
+// serveStage serves a stage until the process is told to end.
+func (c *serveCmd) serveStage(ctx context.Context, file *gguf.File, log *zap.Logger) error {
+	stage, stages, err := workernode.ParseStage(c.Stage)
+	if err != nil {
+		return err
+	}
+	places, err := c.places(ctx, file, stages)
+	if err != nil {
+		return err
+	}
+	d, err := places[stage-1].describe(ctx)
+	if err != nil {
+		return err
+	}
+	cache, err := workernode.CacheDir(c.CacheDir)
+	if err != nil {
+		return err
+	}
+	host, err := c.Host(log)
+	if err != nil {
+		return err
+	}
+	w := stageWorker{stagenet.NewServer(stagenet.ServerConfig{
+		Description: d, Open: host.OpenTarget, Options: c.OpenOptions(), Dir: cache, HangLimit: c.HangLimit(),
+		Log: log.Named("stage"),
+	})}
+	log.Info("serving a stage", zap.String("stage", c.Stage), zap.Int("layer_first", d.First),
+		zap.Int("layers", d.Last-d.First))
+	node := workernode.Config{Flags: &c.Flags, Log: log, Registration: &tandemv1.Registration{}, Grace: stageGrace,
+		Options: stagenet.Options(workernode.MaxRequestBytes)}
+	return workernode.Run(ctx, node, w)
+}
+
+// stageWorker is a stage as a node's role. No gateway leases it.
+type stageWorker struct{ *stagenet.Server }
+
+func (w stageWorker) Register(s *grpc.Server) { w.Server.Register(s) }
+
+// Run implements workernode.Worker: a stage does nothing without its head.
+func (w stageWorker) Run(ctx context.Context) error {
+	<-ctx.Done()
+	return nil
+}
+
+// Ready reports that a head may take the stage.
+func (w stageWorker) Ready() bool { return true }
+
+// Heartbeat and Lease are for workers of a gateway.
+func (w stageWorker) Heartbeat(*tandemv1.Heartbeat) {}
+
+// Lease is not called.
+func (w stageWorker) Lease(*tandemv1.Lease) {}
