@@ -33,6 +33,7 @@ struct EngineOptions {
   int max_batch_rows = 0;
   int kv_positions = 0;
   uint64_t host_cap = 0;
+  int attention_window = 0;
   std::string tables;  // a draft with the tables of this model; empty = a target
 };
 
@@ -98,6 +99,7 @@ class Engine {
     c.layer_last = o.layer_last;
     c.kv_positions = o.kv_positions;
     c.host_cap_bytes = o.host_cap;
+    c.attention_window = o.attention_window;
     return c;
   }
 

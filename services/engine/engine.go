@@ -52,6 +52,9 @@ type OpenOptions struct {
 	// HostCapBytes is the host memory of snapshots (states and demoted pages); 0 = no limit, but for an engine on the
 	// host what MemoryCapBytes leaves.
 	HostCapBytes uint64
+	// AttentionWindow is the number of newest positions, its own with them, that a target's row reads in layers of full
+	// attention, at least 128; 0 = all. Info.Numerics names it, since texts are others. Drafts and scorers have none.
+	AttentionWindow int
 }
 
 // Info is tnd_info.

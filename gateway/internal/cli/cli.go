@@ -31,7 +31,6 @@ func (Commands) Absent() map[string]string {
 	return map[string]string{
 		"prefix-cache-min-tokens": "this version keeps what a prompt's borders make, 64 tokens at least",
 		"pflash-adaptive":         "this version keeps what --prefill-keep-ratio and --prefill-keep-curve say",
-		"fa-window":               "this version attends to the whole context",
 		"draft-swa":               "this version takes the window from the draft's file",
 		"peer-access":             "this version hands rows from device to device through the host",
 		"gpu-layers":              "--target-devices and --target-layer-split say which device has which layers",

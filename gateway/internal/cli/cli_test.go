@@ -49,8 +49,8 @@ func TestUsageErrors(t *testing.T) {
 		{"speculation", []string{"run", "--speculation", "wild", "x"}, "--speculation"},
 		{"budget of chain", []string{"run", "--speculation", "chain:3", "x"}, "only tree takes a budget"},
 		{"server and file", []string{"run", "--server", "http://x", "m.gguf"}, "--server"},
-		{"feature of other versions", []string{"serve", "--demo", "--fa-window"},
-			"unknown flag --fa-window: this version attends to the whole context"},
+		{"feature of other versions", []string{"serve", "--demo", "--draft-swa"},
+			"unknown flag --draft-swa: this version takes the window from the draft's file"},
 		{"flag of other servers", []string{"serve", "--demo", "--ctx-size", "4096"},
 			"unknown flag --ctx-size: it is called --max-ctx here"},
 		{"inspect without file", []string{"inspect", "nothing.gguf"}, "nothing.gguf"},
@@ -351,11 +351,11 @@ func TestProgressLine(t *testing.T) {
 
 func TestKeysOfOtherVersionsAreExplained(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "t.yaml")
-	if err := os.WriteFile(path, []byte("demo: true\nfa-window: 2048\n"), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte("demo: true\ndraft-swa: 2048\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if code, _, errOut := tandem(t, "", "serve", "--config", path); code != 2 ||
-		!strings.Contains(errOut, `t.yaml:2: unknown key "fa-window": this version attends to the whole context`) {
+		!strings.Contains(errOut, `t.yaml:2: unknown key "draft-swa": this version takes the window from the draft's file`) {
 		t.Errorf("%d %q", code, errOut)
 	}
 }

@@ -127,6 +127,7 @@ func (c *cluster) specs() ([]supervise.Spec, error) {
 	target = optional(target, "--ddtree-budget", w.DDTreeBudget)
 	target = optional(target, "--chunk", w.Chunk)
 	target = optional(target, "--max-token-gap-ms", w.MaxTokenGapMS)
+	target = optional(target, "--fa-window", w.FAWindow)
 	target = append(target, "--prefix-cache-ram-mb", strconv.Itoa(w.PrefixCacheRAMMB),
 		"--prefix-cache-slots", strconv.Itoa(w.PrefixCacheSlots), "--peer-fetch", w.PeerFetch)
 	if w.KVCacheDir != "" {

@@ -97,7 +97,7 @@ func TestPropsTellWhatRuns(t *testing.T) {
 		c.APIKey = append(c.APIKey, "key")
 	})
 	r.Target(gatewaytest.WorkerOptions{MaxContext: 4096, Decode: r.Reply("one two three", 2),
-		Settings: map[string]string{"lookup": "true", "chunk": "256", "ddtree-budget": "22", "max-token-gap-ms": "80",
+		Settings: map[string]string{"lookup": "true", "chunk": "256", "ddtree-budget": "22", "max-token-gap-ms": "80", "fa-window": "4096",
 			"cache-type-k": "q8_0", "cache-type-v": "f16", "prefix-cache-slots": "100", "prefix-cache-ram-mb": "512",
 			"kv-cache-budget": "2048"},
 		Counters: map[string]float64{"drafted_tokens": 40, "accepted_tokens": 30, "prefix_cache_lookups": 9,
@@ -120,7 +120,7 @@ func TestPropsTellWhatRuns(t *testing.T) {
 		"reasoning.supported": true, "reasoning.default": true, "runtime.backend": "cpu",
 		"runtime.target_device": "fake", "runtime.chunk": 256.0,
 		"runtime.max_token_gap_ms": 80.0, "runtime.kv_cache_k": "q8_0", "runtime.kv_cache_v": "f16",
-		"runtime.fa_window": 0.0, "runtime.lazy_draft": false, "pflash.skip_park": nil,
+		"runtime.fa_window": 4096.0, "runtime.lazy_draft": false, "pflash.skip_park": nil,
 		"speculative.enabled": true, "speculative.ddtree_budget": 22.0,
 		"speculative.drafted_tokens": 40.0, "speculative.accepted_tokens": 30.0, "speculative.accept_rate": 0.75,
 		"speculative_mode": "lookup", "capabilities.speculative_supported": true, "tandem.features.speculation": true,

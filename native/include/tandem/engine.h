@@ -90,6 +90,9 @@ typedef struct tnd_open_options {
   int32_t kv_positions;    /* positions of keys and values of all sequences together, at least max_context; 0 =
                                max_sequences * max_context as far as the cap allows, when max_sequences is 0 at most
                                4 * max_context and half of what the cap leaves; at least max_context; scorers: 0 */
+  int32_t attention_window; /* targets: a row reads the keys and values of its own position and of the
+                               attention_window - 1 before it, at least 64; 0 = of all. Other texts than with 0, so
+                               another contract (tnd_info.numerics) and other states. Others: 0 */
 } tnd_open_options;
 
 #define TND_KV_DEFAULT (-1) /* kv_type_*: F16 */

@@ -26,6 +26,7 @@ struct tnd_engine {
   std::atomic<bool> cancel{false};
   bool poisoned = false;  // a device fault: nothing works any more
   uint32_t role_id = 0;
+  int32_t attention_window = 0;
   std::unique_ptr<tnd::StepLog> log;  // nullptr: nobody asked for it
   std::string device;
   std::mutex info_mutex;  // what tnd_get_info reads changes in tnd_capture_set and tnd_fuse_load only
@@ -102,6 +103,7 @@ Status open_engine(const tnd_open_options* options, tnd_engine* e) {
   c.cancel = &e->cancel;
   c.stats = &e->stats;
   e->role_id = o.role;
+  e->attention_window = o.attention_window;
   e->device = e->backend->device();
   switch (o.role) {
     case TND_ROLE_TARGET: {
@@ -182,7 +184,9 @@ tnd_status tnd_get_info(tnd_engine* engine, tnd_info* info) {
   full.role = engine->role_id;
   std::snprintf(full.backend, sizeof full.backend, "%s", engine->backend->name());
   std::snprintf(full.device, sizeof full.device, "%s", engine->device.c_str());
-  std::snprintf(full.numerics, sizeof full.numerics, "%s", engine->backend->numerics().c_str());
+  std::string numerics = engine->backend->numerics();
+  if (engine->attention_window != 0) numerics += " window=" + std::to_string(engine->attention_window);
+  std::snprintf(full.numerics, sizeof full.numerics, "%s", numerics.c_str());
   if (engine->backend->prompt_bits()) full.prompt_rows = tnd::kPromptRows;
   std::memcpy(static_cast<void*>(info), &full, std::min<size_t>(size, sizeof full));
   return TND_OK;

@@ -184,6 +184,10 @@ Status DraftRole::open() {
   if (o.max_sequences < 0 || o.max_sequences > kMaxSequences) {
     return errorf(TND_INVALID_ARGUMENT, "max_sequences is %d, must be 0..%d", o.max_sequences, kMaxSequences);
   }
+  if (o.attention_window != 0) {
+    return errorf(TND_INVALID_ARGUMENT, "attention_window is %d, must be 0: a draft's file has its window",
+                  o.attention_window);
+  }
   append_rows_ = std::clamp(o.max_batch_rows, 16, 1024);
   std::unique_ptr<DflashFile> draft;
   std::unique_ptr<gguf::File> tables;

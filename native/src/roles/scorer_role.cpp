@@ -99,6 +99,10 @@ Status ScoreRole::open() {
     return errorf(TND_INVALID_ARGUMENT, "kv_positions is %d, must be 0: a scorer has no sequences",
                   c_.options.kv_positions);
   }
+  if (c_.options.attention_window != 0) {
+    return errorf(TND_INVALID_ARGUMENT, "attention_window is %d, must be 0: only targets have one",
+                  c_.options.attention_window);
+  }
   if (c_.options.host_cap_bytes != 0) {
     return errorf(TND_INVALID_ARGUMENT, "host_cap_bytes is %llu, must be 0: a scorer has no snapshots",
                   static_cast<unsigned long long>(c_.options.host_cap_bytes));

@@ -11,6 +11,8 @@ namespace {
 constexpr int32_t kMaxTreeRows = 128;
 constexpr int32_t kMaxBatchRows = 1 << 14;
 constexpr int32_t kMaxSequences = 1 << 12;
+constexpr int32_t kLeastWindow = kMaxTreeRows;  // so that a row sees all of its uncommitted ancestors
+constexpr int32_t kMostWindow = 1 << 24;
 // Layers that a draft reads, at most, of the drafts that are known; an automatic number of sequences leaves room for
 // the features of so many.
 constexpr int32_t kLikelyCaptures = 8;
@@ -32,7 +34,7 @@ struct Fingerprint {
 };
 
 // Identity of a model: names, shapes and types of all tensors, and 64 bytes from the middle of each.
-uint64_t model_fingerprint(const gguf::File& file, const HParams& p, int32_t first, int32_t last) {
+uint64_t model_fingerprint(const gguf::File& file, const HParams& p, int32_t first, int32_t last, int32_t window) {
   Fingerprint f;
   f.text(p.arch);
   for (const TensorView& t : file.tensors()) {
@@ -44,6 +46,7 @@ uint64_t model_fingerprint(const gguf::File& file, const HParams& p, int32_t fir
   }
   f.number(static_cast<uint64_t>(first));
   f.number(static_cast<uint64_t>(last));
+  if (window != 0) f.number(static_cast<uint64_t>(window));  // without one the number is that of older files
   return f.h;
 }
 
@@ -80,6 +83,10 @@ Status TargetRole::check_options() const {
     return out_of_range("max_batch_rows", o.max_batch_rows, 1, kMaxBatchRows);
   }
   if (o.max_top_k < 1 || o.max_top_k > 1024) return out_of_range("max_top_k", o.max_top_k, 1, 1024);
+  if (o.attention_window != 0 && (o.attention_window < kLeastWindow || o.attention_window > kMostWindow)) {
+    return errorf(TND_INVALID_ARGUMENT, "attention_window is %d, must be 0 or %d..%d", o.attention_window, kLeastWindow,
+                  kMostWindow);
+  }
   if (layer_first_ < 0 || layer_first_ >= layer_last_ || layer_last_ > p_.n_layers) {
     return errorf(TND_INVALID_ARGUMENT, "layer_first %d, layer_last %d: no range of the model's %d layers",
                   layer_first_, layer_last_, p_.n_layers);
@@ -108,8 +115,8 @@ Status TargetRole::open() {
   saved_.init(c_.backend, &pool_,
               {{'T', 'N', 'D', 'S', 'E', 'Q', '\r', '\n'},
                "sequence",
-               "model or layer range",
-               model_fingerprint(*file, p_, layer_first_, layer_last_),
+               "model, layer range or attention_window",
+               model_fingerprint(*file, p_, layer_first_, layer_last_, c_.options.attention_window),
                kv_,
                plan_.max_context,
                c_.options.host_cap_bytes});

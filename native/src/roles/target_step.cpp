@@ -488,14 +488,16 @@ void TargetRole::plan_step(const tnd_step& step) {
 }
 
 // A row sees the committed positions, then its ancestors by depth and itself. Leading ancestors whose slot is that of
-// their position are seen as past: no difference in bits (attention.h), but the common cases need no list.
+// their position are seen as past: no difference in bits (attention.h), but the common cases need no list. A window is
+// the row's own, so that what a row sees does not depend on the rows beside it.
 void TargetRole::plan_attention(const Sequence& s, const Group& g) {
   const size_t stride = static_cast<size_t>(c_.options.max_tree_rows);
+  const int32_t window = c_.options.attention_window;
   for (int32_t i = 0; i < g.count; ++i) {
     const size_t row = static_cast<size_t>(g.first + i);
     AttentionRowPlan& p = attention_rows_[row];
     p.slot = s.pages.slot(s.length + i);
-    p.first = 0;
+    p.first = window == 0 ? 0 : std::max(0, positions_[row] + 1 - window);
     p.n_tail = 0;
     p.tail = nullptr;
     if (g.commit) {

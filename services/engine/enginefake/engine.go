@@ -3,6 +3,7 @@ package enginefake
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -172,6 +173,10 @@ func complete(role engine.Role, o *engine.OpenOptions, f Options) error {
 		return bad("kv_positions", "must be 0 or at least max_context, and 0 for a scorer, got %d", o.KVPositions)
 	case o.HostCapBytes != 0 && role == engine.RoleScore:
 		return bad("host_cap_bytes", "must be 0 for a scorer, got %d", o.HostCapBytes)
+	case role != engine.RoleTarget && o.AttentionWindow != 0:
+		return bad("attention_window", "must be 0 but for targets, got %d", o.AttentionWindow)
+	case o.AttentionWindow != 0 && (o.AttentionWindow < 128 || o.AttentionWindow > 1<<24):
+		return bad("attention_window", "must be 0 or in 128..%d, got %d", 1<<24, o.AttentionWindow)
 	case o.MaxTreeRows < 0 || o.MaxTreeRows > 128:
 		return bad("max_tree_rows", "must be in 0..128, got %d", o.MaxTreeRows)
 	case o.MaxBatchRows < 0:
@@ -311,6 +316,9 @@ func (e *Engine) describe() engine.Info {
 	}
 	if e.role != engine.RoleScore {
 		i.KVPage = kvPage
+	}
+	if o.AttentionWindow > 0 {
+		i.Numerics += fmt.Sprintf(" window=%d", o.AttentionWindow)
 	}
 	if e.role == engine.RoleTarget {
 		i.PromptRows, i.Concurrent = f.PromptRows, f.Text != nil

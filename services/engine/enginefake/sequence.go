@@ -287,6 +287,9 @@ func (e *Engine) digest(more ...int) uint64 {
 	for _, c := range []byte(e.options.ModelPath) {
 		h = mix(h ^ uint64(c))
 	}
+	if e.options.AttentionWindow != 0 {
+		more = append(more, e.options.AttentionWindow)
+	}
 	for _, v := range append([]int{e.options.LayerFirst, e.options.LayerLast, e.m.o.Vocab, e.m.o.Hidden}, more...) {
 		h = mix(h ^ uint64(v))
 	}

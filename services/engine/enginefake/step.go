@@ -169,6 +169,9 @@ func (e *Engine) row(step *engine.Step, g *group, k int, want uint32, result *en
 		h = e.m.under(hashOfFeatures(step.HiddenIn[(g.first+k)*hidden*step.Hidden.Bytes():],
 			step.Hidden == engine.HiddenF32), r.Position, starts)
 	}
+	if window := e.options.AttentionWindow; window > 0 && int(r.Position) >= window {
+		h = mix(h^uint64(window))&^shade | h&shade // other values than of a row that reads everything
+	}
 	w.hashes = append(w.hashes, h)
 	if !g.Commit {
 		s.pending = append(s.pending, pendingRow{r.Parent, r.Token, h, r.Want&engine.WantKeep != 0})

@@ -60,6 +60,7 @@ func Run(t *testing.T, make Constructor) {
 		{"Forks", (*suite).forks},
 		{"DemotedSnapshots", (*suite).demote},
 		{"PoolOptions", (*suite).poolOptions},
+		{"AttentionWindow", (*suite).attentionWindow},
 		{"AutoSequences", (*suite).autoSequences},
 		{"AutoContext", (*suite).autoContext},
 		{"SharedPagesEqualSequencesAlone", (*suite).program},

@@ -14,6 +14,7 @@ func optionsToProto(role engine.Role, o engine.OpenOptions) *enginev1.OpenReques
 		MaxContext: int32(o.MaxContext), MaxTreeRows: int32(o.MaxTreeRows), MaxBatchRows: int32(o.MaxBatchRows),
 		KvTypeK: o.KVTypeK, KvTypeV: o.KVTypeV, LayerFirst: int32(o.LayerFirst), LayerLast: int32(o.LayerLast),
 		MaxTopK: int32(o.MaxTopK), KvPositions: int32(o.KVPositions), HostCapBytes: o.HostCapBytes,
+		AttentionWindow: int32(o.AttentionWindow),
 	}
 }
 
@@ -24,6 +25,7 @@ func optionsFromProto(m *enginev1.OpenRequest) engine.OpenOptions {
 		MaxContext: int(m.MaxContext), MaxTreeRows: int(m.MaxTreeRows), MaxBatchRows: int(m.MaxBatchRows),
 		KVTypeK: m.KvTypeK, KVTypeV: m.KvTypeV, LayerFirst: int(m.LayerFirst), LayerLast: int(m.LayerLast),
 		MaxTopK: int(m.MaxTopK), KVPositions: int(m.KvPositions), HostCapBytes: m.HostCapBytes,
+		AttentionWindow: int(m.AttentionWindow),
 	}
 }
 

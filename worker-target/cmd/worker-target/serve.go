@@ -45,6 +45,7 @@ type serveCmd struct {
 	Chunk         int           `was:"prefill-chunk" help:"Most prompt tokens that one prefill step reads, rounded down to a multiple of 64 and at least 64; 0 = as many as the engine takes. It changes no output." default:"0"`
 	DDTreeBudget  int           `name:"ddtree-budget" was:"tree-budget" help:"Nodes of draft trees when a request does not say; automatic speculation finds its own." default:"22"`
 	FeatureRows   int           `help:"Positions of features kept per request for a draft that comes back." default:"4096"`
+	FAWindow      int           `name:"fa-window" help:"Newest positions whose keys and values a token of the target reads in layers of full attention, at least 128; 0 = all. Long contexts decode faster, but what lies further back is out of sight: answers change." default:"0"`
 	MaxTokenGapMS int           `name:"max-token-gap-ms" help:"Longest wait of a running stream between two tokens while prompts are read, in milliseconds; 0 = 4 times its own step, at least 50." default:"0"`
 	DraftDeadline time.Duration `help:"Longest wait for a proposal." default:"400ms"`
 	Lookup        bool          `help:"Let automatic speculation propose what followed the newest tokens where they stood in prompt or answer before; it needs no draft." default:"true" negatable:""`
@@ -65,6 +66,9 @@ type serveCmd struct {
 
 // mostPrefixes bounds --prefix-cache-slots: the value of all entries is compared at every eviction.
 const mostPrefixes = 1024
+
+// leastWindow and mostWindow bound --fa-window, as tnd_open_options.attention_window is bounded.
+const leastWindow, mostWindow = 128, 1 << 24
 
 // Validate reports every setting that cannot work.
 func (c *serveCmd) Validate() error {
@@ -91,6 +95,8 @@ func (c *serveCmd) Validate() error {
 		return fmt.Errorf("--kv-cache-min-tokens: must be >= 1, got %d", c.KVCacheMinTokens)
 	case c.DDTreeBudget < 1:
 		return fmt.Errorf("--ddtree-budget: must be >= 1, got %d", c.DDTreeBudget)
+	case c.FAWindow != 0 && (c.FAWindow < leastWindow || c.FAWindow > mostWindow):
+		return fmt.Errorf("--fa-window: must be 0 or in %d..%d, got %d", leastWindow, mostWindow, c.FAWindow)
 	case c.FeatureRows < 64:
 		return fmt.Errorf("--feature-rows: must be >= 64, got %d", c.FeatureRows)
 	case c.MaxTokenGapMS < 0 || c.MaxTokenGapMS > 60_000:
@@ -122,7 +128,8 @@ func (s *StageFlags) warnings() (warnings []config.Warning) {
 func (c *serveCmd) settings() map[string]string {
 	return map[string]string{
 		"lookup": strconv.FormatBool(c.Lookup), "chunk": strconv.Itoa(c.Chunk), "ddtree-budget": strconv.Itoa(c.DDTreeBudget),
-		"max-token-gap-ms": strconv.Itoa(c.MaxTokenGapMS), "park-after": c.ParkAfter.String(),
+		"max-token-gap-ms": strconv.Itoa(c.MaxTokenGapMS), "fa-window": strconv.Itoa(c.FAWindow),
+		"park-after":   c.ParkAfter.String(),
 		"cache-type-k": c.CacheTypeK, "cache-type-v": c.CacheTypeV,
 		"prefix-cache-ram-mb": strconv.Itoa(c.PrefixCacheRAMMB), "prefix-cache-slots": strconv.Itoa(c.PrefixCacheSlots),
 		"kv-cache-budget": strconv.Itoa(c.diskMB()), "peer-fetch": c.PeerFetch,
@@ -193,6 +200,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 		return err
 	}
 	options := c.OpenOptions()
+	options.AttentionWindow = c.FAWindow
 	c.CacheFlags.Apply(&options)
 	digest := sync.OnceValues(func() (string, error) { return workernode.TablesDigest(ctx, file) })
 	w := &worker{model: auto.New(), log: log}

@@ -29,6 +29,8 @@ type cOpenOptions struct {
 	User           uintptr        `c:"user"` // a key of the callback table, not a pointer
 	HostCapBytes   uint64         `c:"host_cap_bytes"`
 	KVPositions    int32          `c:"kv_positions"`
+
+	AttentionWindow int32 `c:"attention_window"`
 }
 
 type cInfo struct {

@@ -168,7 +168,7 @@ func (l *Library) open(ctx context.Context, role engine.Role, o engine.OpenOptio
 	for name, v := range map[string]int{
 		"threads": o.Threads, "max_sequences": o.MaxSequences, "max_context": o.MaxContext, "max_tree_rows": o.MaxTreeRows,
 		"max_batch_rows": o.MaxBatchRows, "layer_first": o.LayerFirst, "layer_last": o.LayerLast, "max_top_k": o.MaxTopK,
-		"kv_positions": o.KVPositions,
+		"kv_positions": o.KVPositions, "attention_window": o.AttentionWindow,
 	} {
 		if int(int32(v)) != v {
 			return nil, rpcerr.InvalidArgument(name, "%d is out of range", v)
@@ -184,7 +184,8 @@ func (l *Library) open(ctx context.Context, role engine.Role, o engine.OpenOptio
 		MaxContext: int32(o.MaxContext), MaxTreeRows: int32(o.MaxTreeRows), MaxBatchRows: int32(o.MaxBatchRows),
 		KVTypeK: o.KVTypeK, KVTypeV: o.KVTypeV, LayerFirst: int32(o.LayerFirst), LayerLast: int32(o.LayerLast),
 		MaxTopK: int32(o.MaxTopK), KVPositions: int32(o.KVPositions), HostCapBytes: o.HostCapBytes,
-		Log: logCallback, Progress: progressCallback, User: key,
+		AttentionWindow: int32(o.AttentionWindow),
+		Log:             logCallback, Progress: progressCallback, User: key,
 	}
 	handle, message := new(uintptr), make([]byte, errorBytes)
 	r, _, _ := purego.SyscallN(l.sym.open, uintptr(unsafe.Pointer(c)), uintptr(unsafe.Pointer(handle)),

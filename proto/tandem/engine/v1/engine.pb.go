@@ -204,9 +204,11 @@ type OpenRequest struct {
 	// Pool of keys and values, in positions of all sequences together.
 	KvPositions int32 `protobuf:"varint,16,opt,name=kv_positions,json=kvPositions,proto3" json:"kv_positions,omitempty"`
 	// Host memory of snapshots.
-	HostCapBytes  uint64 `protobuf:"varint,17,opt,name=host_cap_bytes,json=hostCapBytes,proto3" json:"host_cap_bytes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	HostCapBytes uint64 `protobuf:"varint,17,opt,name=host_cap_bytes,json=hostCapBytes,proto3" json:"host_cap_bytes,omitempty"`
+	// Newest positions that a target's row reads in layers of full attention.
+	AttentionWindow int32 `protobuf:"varint,18,opt,name=attention_window,json=attentionWindow,proto3" json:"attention_window,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *OpenRequest) Reset() {
@@ -354,6 +356,13 @@ func (x *OpenRequest) GetKvPositions() int32 {
 func (x *OpenRequest) GetHostCapBytes() uint64 {
 	if x != nil {
 		return x.HostCapBytes
+	}
+	return 0
+}
+
+func (x *OpenRequest) GetAttentionWindow() int32 {
+	if x != nil {
+		return x.AttentionWindow
 	}
 	return 0
 }
@@ -4428,7 +4437,7 @@ var File_tandem_engine_v1_engine_proto protoreflect.FileDescriptor
 
 const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\n" +
-	"\x1dtandem/engine/v1/engine.proto\x12\x10tandem.engine.v1\x1a\x16tandem/v1/common.proto\x1a\x1ctandem/wire/v1/options.proto\"\xc2\x04\n" +
+	"\x1dtandem/engine/v1/engine.proto\x12\x10tandem.engine.v1\x1a\x16tandem/v1/common.proto\x1a\x1ctandem/wire/v1/options.proto\"\xed\x04\n" +
 	"\vOpenRequest\x12*\n" +
 	"\x04role\x18\x01 \x01(\x0e2\x16.tandem.engine.v1.RoleR\x04role\x12\x1d\n" +
 	"\n" +
@@ -4452,7 +4461,8 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"layer_last\x18\x0e \x01(\x05R\tlayerLast\x12\x1a\n" +
 	"\tmax_top_k\x18\x0f \x01(\x05R\amaxTopK\x12!\n" +
 	"\fkv_positions\x18\x10 \x01(\x05R\vkvPositions\x12$\n" +
-	"\x0ehost_cap_bytes\x18\x11 \x01(\x04R\fhostCapBytes\"z\n" +
+	"\x0ehost_cap_bytes\x18\x11 \x01(\x04R\fhostCapBytes\x12)\n" +
+	"\x10attention_window\x18\x12 \x01(\x05R\x0fattentionWindow\"z\n" +
 	"\fOpenResponse\x12\x1d\n" +
 	"\n" +
 	"done_bytes\x18\x01 \x01(\x04R\tdoneBytes\x12\x1f\n" +
