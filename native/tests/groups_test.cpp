@@ -256,11 +256,13 @@ class Twins {
 
 // Paths, kept features, pieces of prompts, trees, chains and plain rows of up to 16 sequences in one call.
 TEST(groups_have_the_bits_of_groups_alone) {
-  for (const auto& [mix, window] : {std::pair{Mix::kQ4KM, 0}, std::pair{Mix::kBF16, 0}, std::pair{Mix::kQ8_0, 0},
-                                    std::pair{Mix::kQ4KM, 128}}) {
+  for (const auto& [mix, window] :
+       {std::pair{Mix::kQ4KM, 0}, std::pair{Mix::kBF16, 0}, std::pair{Mix::kQ8_0, 0}, std::pair{Mix::kQ4KM, 128}}) {
     const auto model = small_model(mix);
     REQUIRE(model != nullptr);
-    const std::string name = (mix == Mix::kQ4KM ? "q4_k_m" : mix == Mix::kBF16 ? "bf16" : "q8_0") +
+    const std::string name = (mix == Mix::kQ4KM   ? "q4_k_m"
+                              : mix == Mix::kBF16 ? "bf16"
+                                                  : "q8_0") +
                              (window != 0 ? " window " + std::to_string(window) : std::string());
     EngineOptions o = options();
     o.attention_window = window;
