@@ -4,8 +4,8 @@
 //	go run ./bench/concurrency [-requests 1,4,8,16] [-modes off,auto] [-seconds 3] [-rounds 3] [-gap 0]
 //	    [-prompt 16384] [-before FOLDER] [-out build/bench/concurrency.json]
 //
-// With -before the programs in FOLDER are measured too, in turns with those in bin/: other times on a machine are no
-// comparison. Every text must be the one that the request gives alone.
+// With -before the programs in FOLDER are measured too, in turns with those in bin/, because figures taken at different
+// times are not comparable. Every text must equal that of the same request alone.
 package main
 
 import (

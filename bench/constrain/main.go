@@ -1,6 +1,6 @@
-// Command constrain shows what constrained decoding costs besides the model: the masks of JSON schemas and tool calls
-// over a large vocabulary, a mask and a step of the automaton for every generated token, as one row of a decode step
-// needs them.
+// Command constrain measures what constrained decoding costs besides the model: for every generated token a mask
+// and a step of the automaton, as one row of a decode step needs them, with JSON schemas and tool calls over a
+// large vocabulary.
 //
 //	go run ./bench/constrain [-vocabulary 151936] [-model models/tandem-tiny-target-q4_k_m.gguf] [-documents 20]
 package main

@@ -1,7 +1,6 @@
 // Command served27 measures the served product on models of true shapes: it writes GGUF files with random weights,
-// starts "tandem serve" on them and asks through HTTP. Speed depends on shapes, types and bytes, not on what the
-// weights know; only acceptance needs real models, so drafted rows show what a round costs when the draft is
-// never right.
+// starts "tandem serve" on them and asks through HTTP. Speed depends on shapes, types and bytes, not on the values of
+// weights. Only acceptance needs real models, so drafted rows show what a round costs when the draft is never right.
 //
 //	cmake --build native/build --target synthetic_gguf
 //	go run ./bench/served27 -device cuda:0 -draft -dir /tmp/models -out build/served27.json

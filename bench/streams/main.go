@@ -3,8 +3,8 @@
 //
 //	go run ./bench/streams [-streams 200] [-rate 50] [-seconds 20]
 //
-// Every token is an event. A stream's first token sets its time table, token i is due i/rate later; an event is late by
-// what it comes after that. Streams start spread over a second, so that their steps do not fall together.
+// Every token is an event. Token i of a stream is due i/rate after its first token; an event's lateness is its delay
+// after that. Streams start spread over a second, so that their steps do not coincide.
 package main
 
 import (

@@ -34,8 +34,8 @@ Aligned aligned(size_t bytes) {
   return Aligned(p);
 }
 
-// A sequence that has a whole pool, with its rows kept for the oracle. Slots are counted by position: `pages` says
-// where they are.
+// A sequence that has a whole pool, with its rows kept for the oracle. Slots are counted by position; `pages` maps them
+// to the pool.
 struct Cache {
   KvLayout layout;
   Aligned k, v;
@@ -71,7 +71,7 @@ struct Cache {
     return out;
   }
   int32_t place(int slot) const { return kv_slot(pages.data(), slot); }
-  // The same sequence in a larger pool: its pages in random places, the others full of rows that nobody may feel.
+  // The same sequence in a larger pool: its pages in random places, the others full of rows that must have no effect.
   Cache scattered(test::Rng& rng) const {
     const int mine = static_cast<int>(pages.size()), all = 2 * mine + 1;
     Cache c(layout.dim, layout.kv_heads, all * kKvPage, layout.k_type, layout.v_type);

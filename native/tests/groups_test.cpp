@@ -1,6 +1,5 @@
-// Groups of a step: what a group gives and leaves behind depends on the group alone, not on what is beside it in the
-// step, the order of groups or the number of rows, nor on who shares its pages; and a step that is refused changes
-// nothing.
+// Groups of a step: the results and the state of a group depend on the group alone, not on the other groups, their
+// order, the number of rows, or on sequences that share its pages. A step that is refused changes nothing.
 #include <algorithm>
 #include <atomic>
 #include <map>

@@ -1,5 +1,5 @@
-// Pages of keys and values: how a pool is planned, what forks and snapshots share, who copies before it writes, what
-// demotion moves, and that a call for which there are no pages changes nothing.
+// Pages of keys and values: how a pool is planned, what forks and snapshots share, when a page is copied before it is
+// written, what demotion moves, and that a call for which there are no pages changes nothing.
 #include "core/kv_type.h"
 #include "engine_util.h"
 #include "roles/kv_plan.h"
@@ -87,8 +87,8 @@ TEST(a_pool_holds_its_positions) {
   }
 }
 
-// Automatic types are the first of the ladder with which what was asked for fits, a type that was given stays, and a
-// context that nobody asked for is reduced before it is kept in few bits.
+// An automatic type is the first of the ladder with which the request fits; a given type stays. An automatic context is
+// reduced before it is kept in few bits.
 TEST(types_are_chosen_by_memory) {
   constexpr uint64_t kWeights = 1 << 20;
   constexpr int32_t kContext = 4096, kHeads = 2;
@@ -178,7 +178,8 @@ TEST(options_of_the_pool) {
   refused(bad, TND_INVALID_ARGUMENT, "kv_positions is 255, must be 0 or at least max_context, 256");
   bad.kv_positions = -1;
   refused(bad, TND_INVALID_ARGUMENT, "kv_positions is -1");
-  // What does not fit is refused when it was asked for; else the pool is as large as it fits, the context as asked.
+  // A pool that was asked for and does not fit is refused; an automatic one is as large as fits, with the context
+  // as asked.
   bad = o;
   bad.kv_positions = 3 * 256;
   bad.cap = planned - 1;
@@ -565,7 +566,7 @@ TEST(a_pool_without_pages_refuses) {
     in.groups[0].flags = TND_GROUP_COMMIT;
     CHECK_EQ(e.run(in).status, TND_RESOURCE_EXHAUSTED);
     unchanged();
-    // What another group gives up is another one's in the same step, but for copies: these come first.
+    // Pages that one group releases are available to another one in the same step, except for copies, which come first.
     e.ok(tnd_snapshot_free(e.handle(), snapshot));
     in.groups = {e.rows(b, {5}, {-1}, TND_WANT_LOGITS), e.rows(c, {4}, {-1}, TND_WANT_LOGITS, {0, 2})};
     const std::vector<float> got = e.run_ok(in).logits;

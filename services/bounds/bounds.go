@@ -1,6 +1,6 @@
-// Package bounds lists every field of every message between Tandem's processes with what bounds it, and checks messages
-// whose fields have bounds of their own. A message is another process's word: another version, a damaged one, or
-// a stranger's.
+// Package bounds lists every field of every message between Tandem's processes with its bound, or with the place that
+// checks it, and checks messages whose fields have bounds here. Messages are not trusted: they may come from another
+// version, a damaged process or a stranger.
 package bounds
 
 import (

@@ -1,4 +1,5 @@
-// Package cputime bounds work in tests by processor time: time on the clock says as much of what else the machine does.
+// Package cputime limits work in tests by processor time, because elapsed time also depends on what else the
+// machine does.
 package cputime
 
 import (

@@ -1,5 +1,6 @@
-// Package grammar says which tokens may follow: it reads grammars (GBNF, or JSON Schema turned into GBNF), follows them
-// byte by byte and gives, for any state, the set of tokens of a vocabulary that keep the output inside the language.
+// Package grammar computes which tokens may follow. It reads grammars (GBNF, or JSON Schema turned into GBNF),
+// follows them byte by byte and returns, for any state, the set of tokens of a vocabulary that keep the output inside
+// the language.
 //
 // Parse reads a text, Syntax.Compile binds it to a Vocabulary, and the Grammar then answers Advance, Accepts and Mask
 // for States. A State is a small immutable value that may be kept, compared by identity and followed along several

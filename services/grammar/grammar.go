@@ -287,8 +287,8 @@ func (g *Grammar) step(s *State, class uint8) *State {
 // maxTargets of a state that stepAll tells apart: beyond, its steps are taken when they are asked for.
 const maxTargets = 1 << 12
 
-// stepAll takes the steps of all classes of bytes. Those that choose the same edges lead to the same state, so that a
-// place where all letters but one go on alike costs two steps and not one for every letter.
+// stepAll takes the steps of all classes of bytes. Classes that choose the same edges lead to the same state. So a
+// place where all letters but one continue equally costs two steps and not one for every letter.
 func (g *Grammar) stepAll(s *State) {
 	n := len(s.frames)
 	if n*g.m.classes > maxTargets {

@@ -96,7 +96,7 @@ func intersect(list []operand, least, most int) (d *dfa, cells int, err error) {
 		states = append(states, slices.Clone(s))
 		return n
 	}
-	limit := int32(least) // the last element counts characters as far as they matter
+	limit := int32(least) // the last element counts characters, at most to this limit
 	if most >= 0 {
 		limit = int32(most)
 	}
@@ -203,7 +203,7 @@ func (d *dfa) trimmed() *dfa {
 	return out
 }
 
-// minimal joins states that nothing tells apart (Moore, 1956).
+// minimal joins equivalent states (Moore, 1956).
 func (d *dfa) minimal() *dfa {
 	if len(d.next) == 0 {
 		return d
@@ -323,7 +323,7 @@ func patternLang(text string, cells *int) ([]operand, error) {
 			rest = rest[n+1:]
 		}
 		if len(list) > 0 {
-			// What stands after an alternative of the whole pattern is not tied to the look-aheads.
+			// The look-aheads bind only the first alternative of the whole pattern.
 			if !grouped(rest) {
 				return nil, errLang("has a look-ahead beside alternatives")
 			}
@@ -430,7 +430,7 @@ func fromECMA(text string) string {
 			c == 'e' || c == 'h' || c == 'H':
 			b.WriteByte(c) // letters that mean themselves there
 			if c == 'A' || c == 'Z' || c == 'z' {
-				// Anchors of other dialects: nobody writes them for their letters.
+				// These are anchors in other dialects, and not meant as their letters.
 				s := b.String()
 				b.Reset()
 				b.WriteString(s[:len(s)-1] + map[byte]string{'A': `\A`, 'Z': `\z`, 'z': `\z`}[c])

@@ -542,7 +542,7 @@ func (p *parser) members(at int) expr {
 	return x
 }
 
-// finish checks what can only be seen at the end.
+// finish makes the checks that need the whole grammar.
 func (p *parser) finish() *Syntax {
 	s := p.syntax
 	for i := range s.rules {
@@ -570,7 +570,7 @@ func (p *parser) finish() *Syntax {
 	return s
 }
 
-// solid refuses parts of $members that match the empty text: it could not be told which of them were there.
+// solid refuses parts of $members that match the empty text, because nothing would show which of them are there.
 func (p *parser) solid(x expr, at int, null []bool) {
 	switch x := x.(type) {
 	case seq:

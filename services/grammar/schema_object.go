@@ -214,7 +214,7 @@ func (c *schemaCompiler) inOrder(list []property, extra string, least, most int,
 
 // otherMembers gives the rule of a member whose key is not declared, "" when there is none.
 func (c *schemaCompiler) otherMembers(o *objectShape, keys []string, declares bool, path string) string {
-	// Without a word about other keys they are allowed by the standard; otherwise only in objects that declare nothing.
+	// The standard allows other keys where nothing is said about them; strict schemas only in objects that declare none.
 	free := c.options.Open || len(o.others) > 0 || !declares && len(o.patterns) == 0
 	var patterns []string
 	add := func(p string) {
@@ -364,15 +364,15 @@ func (c *schemaCompiler) pair(key string, value conj, path string) string {
 	return c.w.Rule(fmt.Sprintf(`%s ":" %s %s %s`, key, ws, c.inside(value, path), ws))
 }
 
-// without narrows an object so that it is none of some values; nil when that cannot be said.
+// without narrows an object so that it is none of some values; nil when that cannot be expressed.
 func (c *schemaCompiler) without(o *objectShape, list []*jsonNode, path string) *objectShape {
 	out := *o
 	for _, v := range list {
 		if v.kind != 'o' || !c.objectHolds(&out, v) {
 			continue
 		}
-		// One member fewer than the value has, a key of it missing, or one that it does not have: the first that is easy
-		// to say.
+		// One member fewer than the value has, a key of it missing, or one that it does not have: the first that can be
+		// expressed easily.
 		switch {
 		case len(v.members) == 0:
 			out.lo = max(out.lo, 1)

@@ -7,13 +7,13 @@ import (
 	"strconv"
 )
 
-// A schema is turned into shapes: alternatives, each of which says for every type of JSON what a value of that type has
-// to be. The conjunction of two shapes is again one shape, so allOf, $ref and neighbours of anyOf cost nothing; only
-// real choices multiply. Schemas of parts (of members and items) stay what they are in the text: a set of nodes that
-// all have to hold, or not to hold. So recursion ends, and equal sets become the same rule.
+// A schema is turned into shapes: alternatives, each of which states for every type of JSON what a value of that type
+// must be. The conjunction of two shapes is again one shape, so allOf, $ref and keywords beside anyOf cost nothing;
+// only real choices multiply. Schemas of parts (of members and items) stay sets of nodes of the text that must hold, or
+// must not hold. So recursion ends, and equal sets become the same rule.
 //
-// Alternatives may leave out values that are valid, never take some that are not. Negation is applied to the text of a
-// schema, not to shapes, so that this holds for it, too.
+// Alternatives may leave out valid values, but never accept invalid ones. Negation is applied to the text of a schema,
+// not to shapes, so that this holds for negation, too.
 
 // types of JSON as bits. true and false are types of their own.
 type types uint8
@@ -108,7 +108,7 @@ type shape struct {
 	values []*jsonNode
 	listed bool
 	except []*jsonNode // arrays and objects that are not meant
-	// Which members and items schemas of the same place have looked at, for unevaluatedProperties and unevaluatedItems.
+	// Members and items that schemas of the same place have evaluated, for unevaluatedProperties and unevaluatedItems.
 	seenKeys     []string
 	seenPatterns []string
 	seenAllKeys  bool
@@ -394,7 +394,7 @@ func (c *schemaCompiler) positive(s *jsonNode) []*shape {
 	return c.unevaluated(s, out)
 }
 
-// unseen forgets what was looked at: schemas that do not hold have looked at nothing.
+// unseen forgets which parts were evaluated: schemas that do not hold have evaluated nothing.
 func (s *shape) unseen() *shape {
 	t := *s
 	t.seenKeys, t.seenPatterns, t.seenAllKeys, t.seenItems, t.seenAllItems = nil, nil, false, 0, false
@@ -509,8 +509,8 @@ func (o *objectShape) set(key string, value conj) {
 	o.values[key] = o.values[key].and(value)
 }
 
-// unevaluated adds unevaluatedProperties and unevaluatedItems, which look at what everything else at this place
-// has seen.
+// unevaluated adds unevaluatedProperties and unevaluatedItems, which depend on what everything else at this place
+// has evaluated.
 func (c *schemaCompiler) unevaluated(s *jsonNode, out []*shape) []*shape {
 	if c.wide {
 		return out
@@ -739,7 +739,7 @@ func (c *schemaCompiler) plainObject(s *jsonNode, out *shape) {
 	if n := s.get("propertyNames"); n != nil {
 		o.names = c.one(n, false)
 	}
-	// a boolean there is a habit of the third draft, which says nothing later
+	// a boolean is the form of the third draft, without meaning in later ones
 	if r := s.get("required"); r != nil && r.kind != 'b' {
 		o.required = union(nil, c.textList(r, s.path+".required"))
 		slices.Sort(o.required)

@@ -1,5 +1,5 @@
 // Package kvtype is the table of types in which keys and values are cached: what flags take, what help texts say, and
-// what plans of memory count. Its other side is native/src/core/kv_type.h.
+// what plans of memory count. The engine's table is native/src/core/kv_type.h.
 package kvtype
 
 import (

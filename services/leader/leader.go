@@ -1,6 +1,7 @@
-// Package leader lets many goroutines share what serves one call at a time, such as an engine, and serve several
-// callers in one call. Nobody coordinates them: a caller that finds it free leads, takes along what waits by then,
-// hands out the results, and makes the first one that still waits the next leader.
+// Package leader lets many goroutines share a resource that serves one call at a time, such as an engine, and serves
+// several callers in one call. There is no coordinating goroutine: a caller that finds the resource free leads. It
+// takes along the calls that are waiting, hands out the results, and makes the first caller that still waits the
+// next leader.
 package leader
 
 import (

@@ -1,8 +1,8 @@
-// Package prefixhash compares the begins of prompts and names them by numbers, so that workers can say what they hold
-// and the gateway finds it in a prompt, at any length, in one pass.
+// Package prefixhash compares prefixes of prompts and names them by numbers, so that workers can report which prefixes
+// they hold and the gateway finds them in a prompt, at any length, in one pass.
 //
-// A number depends on what states are kept apart by: who may not use a state does not find it either. Equal numbers of
-// unequal prompts cost time only: a worker compares the tokens themselves.
+// A number depends on the isolation key, so that a request that may not use a state does not find it either. Equal
+// numbers of unequal prompts cost time only, since a worker compares the tokens themselves.
 package prefixhash
 
 import (

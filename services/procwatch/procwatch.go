@@ -5,8 +5,8 @@
 // alive, too. A process that gives none of them for Config.Limit hangs: it was stopped (SIGSTOP), or all its threads
 // wait for each other. One that still works but has not answered for AnswerFactor times as long hangs as well.
 //
-// Time is what the watcher itself was awake for: a period in which it could not run, because the machine was suspended,
-// its container frozen, or the processors taken, counts as two of its own periods at most.
+// Time counts only while the watcher itself runs. A pause in which it could not run, because the machine was suspended,
+// its container frozen or the processors taken, counts as at most two of its periods.
 package procwatch
 
 import (

@@ -139,7 +139,7 @@ func (s *Server) Join(stream tandemv1.RegistryService_JoinServer) (err error) {
 	for {
 		select {
 		case hb := <-beats:
-			// A count that is no number is left out: it is for eyes only, and no reason to lose a worker.
+			// A counter that is not a number is left out: counters are only displayed, and no reason to lose a worker.
 			maps.DeleteFunc(hb.GetCounters(), func(_ string, n float64) bool { return math.IsNaN(n) || math.IsInf(n, 0) })
 			if err := bounds.Check(hb); err != nil {
 				s.log.Warn("heartbeat refused", zap.String(telemetry.KeyWorker, e.w.ID), zap.Error(err))

@@ -1,5 +1,5 @@
-// Package sdnotify is both ends of systemd's notification protocol, sd_notify(3): a service says that it is up and,
-// again and again, that it is alive; whoever started it kills and replaces it when these messages stop.
+// Package sdnotify implements both ends of systemd's notification protocol, sd_notify(3): a service reports that it is
+// up and then, regularly, that it is alive. The process that started it kills and replaces it when these messages stop.
 package sdnotify
 
 import (

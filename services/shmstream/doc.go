@@ -1,12 +1,12 @@
 // Package shmstream carries the messages of gRPC streams through shared memory when both ends are on one host.
 //
-// A hop through gRPC passes three goroutines and a socket on each side, and where processors are few or sleepy every
-// one of them waits to be woken. A hop through here is a copy into a ring and one futex call. What is sent stays the
-// same: the bytes that the stream's codec would put on the wire.
+// A hop through gRPC passes three goroutines and a socket on each side, and each of them may have to wait until a
+// processor wakes up and runs it. A hop through this package is a copy into a ring and one futex call. The bytes are
+// those that the stream's codec would put on the wire.
 //
-// The two interceptors are all there is to use; methods that are not named, streams that Stay, and peers that know
-// nothing of this package or cannot see the memory (another host, container or user), stay with gRPC. Interceptors
-// chained before them see the stream's beginning and end, not its messages.
+// The two interceptors are the whole interface. Methods that are not named, streams that Stay, and peers that lack this
+// package or cannot see the memory (another host, container or user) stay with gRPC. Interceptors chained before them
+// see the stream's beginning and end, not its messages.
 //
 // # How a stream moves
 //

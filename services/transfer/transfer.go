@@ -1,5 +1,5 @@
-// Package transfer receives files from other processes within bounds: nothing that a peer sends or leaves unsent fills
-// a disk, holds a file for ever, or leaves a part of one behind.
+// Package transfer receives files from other processes within bounds: whatever a peer sends or fails to send, it cannot
+// fill the disk, keep a file open for ever or leave a partial file behind.
 package transfer
 
 import (

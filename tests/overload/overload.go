@@ -28,7 +28,7 @@ type Config struct {
 	// requests beyond that are sent. Both are longer on a machine that serves too few in that time (see length).
 	Peak     time.Duration
 	Overload time.Duration
-	Factor   float64 // how many times as many requests are sent then
+	Factor   float64 // requests that are sent then, as a multiple of the peak
 	// Least is the goodput under overload as a share of the peak: of the lower one of those before and after, because
 	// the machine may have become slower or faster meanwhile. A share below it is measured again, Tries times in all.
 	Least       float64
@@ -191,7 +191,8 @@ func (s *run) ask(ctx context.Context, i int, stream bool) (tokens int, body io.
 	return reply.Usage.CompletionTokens, nil, nil
 }
 
-// steadyShare is the end of a phase in which answers count: its begin, until slots and queue are filled, does not.
+// steadyShare is the last part of a phase, in which answers count: its beginning, until slots and queue are filled,
+// does not.
 const steadyShare = 0.75
 
 // length of a phase in which the cluster serves perSecond requests: enough for the slots and the queue to be filled and

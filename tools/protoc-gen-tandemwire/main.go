@@ -1,8 +1,9 @@
 // Protoc-gen-tandemwire writes a codec: functions that encode and decode messages into memory that is used again, for
-// the messages that ask for it by the options of tandem/wire/v1. `make proto` runs it once for messages as
-// protoc-gen-go makes them, into services/tensorwire, and once for those with the option go_struct, with the parameters
-// structs=NAME, of the package that the codec belongs to, and import=PATH, of the package whose structs have its name
-// before theirs.
+// the messages that have the options of tandem/wire/v1.
+//
+// `make proto` runs it twice: for messages as protoc-gen-go makes them, into services/tensorwire, and for those with
+// the option go_struct. The second run has two parameters: structs=NAME is the package that the codec belongs to, and
+// import=PATH the package whose name qualifies the structs.
 package main
 
 import (

@@ -1,5 +1,4 @@
-// Package apikey holds the API keys of a gateway: which there are, whom they name, and which of them may
-// set priorities.
+// Package apikey holds the API keys of a gateway: the keys, their names, and which of them may set priorities.
 package apikey
 
 import (

@@ -1,9 +1,9 @@
-// Package bodybudget bounds the memory of request bodies: what all of those at work may take together once they are
-// read, which for some is a hundred times their size.
+// Package bodybudget limits the memory that the bodies of all requests at work take together once they are read, which
+// for some is a hundred times their size.
 //
-// Of bodies that are being read and do not fit together, the one that was begun last gives way, so that the others can
-// go on: bodies that each hold a part and wait for the rest would block each other for ever. One that was read as
-// a whole is at work and keeps what it has.
+// Among bodies that are being read and do not fit together, the one that was begun last is refused, so that the others
+// can go on: bodies that each hold a part and wait for the rest would block each other for ever. A body that was read
+// completely is at work and keeps its memory.
 package bodybudget
 
 import (

@@ -265,7 +265,7 @@ func justify(f func(in *interp, s Str, width int, fill Str) (Str, error)) strFun
 	}
 }
 
-// center is str.center: of an odd number of fill characters the one more stands at the left if the width is odd.
+// center is str.center: with an odd number of fill characters the extra one stands at the left if the width is odd.
 func (in *interp) center(s Str, width int, fill Str) (Str, error) {
 	n := width - s.runeLen()
 	if n <= 0 {

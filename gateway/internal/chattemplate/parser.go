@@ -16,7 +16,7 @@ type parser struct {
 	pos   int
 	depth int
 	loops int // open for loops, for break and continue
-	// used collects the names that a macro's body reads.
+	// used collects the names that the body of a macro reads.
 	used map[string]bool
 	// unknown are the uses of filters and tests that do not exist, outside of branches that may not be taken: those are
 	// reported when they run, as the reference does.

@@ -13,8 +13,8 @@ import (
 	"google.golang.org/grpc"
 )
 
-// How long a worker is left alone after it said that it has no slot (the gateway's count was ahead of the worker's, as
-// right after a cancelled request), and after it failed without the registry noticing.
+// How long a worker gets no requests after it reported that it has no slot (the gateway's count was ahead of the
+// worker's, as right after a cancelled request), and after it failed without the registry noticing.
 const (
 	fullPause    = 20 * time.Millisecond
 	suspectPause = time.Second
@@ -51,7 +51,7 @@ type Pool struct {
 	lastCtx   int         // longest context while a worker was ready
 	draining  bool
 	routes    routes
-	wake      *time.Timer // dispatches again when a pause ends
+	wake      *time.Timer // dispatches requests when a pause ends
 }
 
 // worker is one connection; guarded by Pool.mu.
@@ -82,7 +82,7 @@ type Demand struct {
 	// Tokens is prompt plus output of a choice; workers with a shorter context are passed over, and as many are reserved
 	// of a worker's memory for the life of the slot, so that a request that runs never lacks it.
 	Tokens int
-	// Share is who asks: slots go to the share that has the fewest.
+	// Share is the key or client that asks: slots go to the share that has the fewest.
 	Share string
 	// Priority 0…9, higher first.
 	Priority int
@@ -401,8 +401,8 @@ func (p *Pool) Queued() int {
 	return n
 }
 
-// MaxContext is the longest context of the ready workers, while there is none that of the last ones: a request that
-// waits for one to come back is to fit then. It is 0 when there never was one, or none said.
+// MaxContext is the longest context of the ready workers, or, while there is none, of the last ones, so that a request
+// that waits for one to come back will fit. It is 0 if there never was one, or none reported it.
 func (p *Pool) MaxContext() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

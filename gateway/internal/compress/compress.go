@@ -2,7 +2,7 @@
 // messages' texts against the question, and only the kept chunks are rendered again.
 //
 // Compression works on message text, never on the rendered prompt: roles, markers, tool definitions and ids stay whole.
-// Whatever goes wrong, the request goes on uncompressed and its usage says why.
+// If anything fails, the request continues uncompressed and its usage says why.
 package compress
 
 import (

@@ -22,8 +22,8 @@ type Config struct {
 	ThinkLabel string
 	// Thinking says that the prompt ended with the open marker.
 	Thinking bool
-	// Aloud leaves reasoning in the content, as it was written and with its markers. Opened is what the prompt wrote of
-	// it: the open marker and what follows it. Stops do not apply to it, and Entries do not cover it.
+	// Aloud leaves reasoning in the content, as it was written and with its markers. Opened is the part of it that the
+	// prompt wrote: the open marker and what follows it. Stops do not apply to it, and Entries do not cover it.
 	Aloud  bool
 	Opened string
 	// Stops are strings that end the generation when they appear in content.
@@ -129,7 +129,7 @@ func (e *Emitter) Push(tok Entry) bool {
 		e.endThinking(true)
 		return true
 	case opens && !e.thinking && e.lead == leadHold && e.dec.Held() == 0:
-		// Whitespace before the reasoning is nobody's text.
+		// Whitespace before the reasoning is dropped.
 		e.counts.Thinking++
 		e.aloud(e.blank)
 		e.aloud(e.cfg.Tokenizer.TokenBytes(id))
@@ -170,8 +170,8 @@ func (e *Emitter) write(tok Entry, marker bool) bool {
 	return !e.over()
 }
 
-// decode appends the text that becomes complete with a token. Control tokens have none, but for markup of calls, and
-// inside of a call's arguments, where they are what the model wrote into a file. marker says that the token is a
+// decode appends the text that becomes complete with a token. Control tokens have no text, except as markup of calls
+// and inside a call's arguments, where they belong to the file that the model writes. marker says that the token is a
 // reasoning marker without a meaning, which is text. Those with a label are parts of a channel and stay control tokens.
 func (e *Emitter) decode(dst []byte, id int32, marker bool) []byte {
 	if e.cfg.Tokenizer.TokenKind(id) != tokenizer.KindControl {

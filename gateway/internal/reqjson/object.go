@@ -40,8 +40,8 @@ type use struct {
 // maxLost bounds the unread members of elements that an object remembers: the names are the client's choice.
 const maxLost = 64
 
-// Parse reads a request body: one JSON object, nesting at most MaxDepth. Members of extra_body stand in for members
-// that the top level lacks.
+// Parse reads a request body: one JSON object, nesting at most MaxDepth. Members of extra_body are used where the top
+// level lacks them.
 //
 // A byte order mark in front is skipped, as RFC 8259 §8.1 allows.
 func Parse(body []byte) (Object, error) {
@@ -260,8 +260,8 @@ func (o Object) find(names []string) (raw json.RawMessage, name string, ok bool)
 	return raw, name, ok
 }
 
-// Unread lists the paths of members that nobody looked at, sorted: what a request says in vain. Elements of arrays have
-// no index in them (messages[].content[].detail), and each path occurs once.
+// Unread lists the paths of members that were not read, sorted: the parts of a request without effect. Elements of
+// arrays have no index in them (messages[].content[].detail), and each path occurs once.
 func (o Object) Unread() []string {
 	if o.use == nil || o.use.all {
 		return nil

@@ -1,5 +1,5 @@
-// Package sse writes server-sent events: headers, one flush per event, keep-alive events of the wire, and the end of
-// clients that do not read, as far as the response writer notices it.
+// Package sse writes server-sent events: headers, one flush per event, and keep-alive events. It ends the streams of
+// clients that do not read, as far as the response writer reports them.
 package sse
 
 import (

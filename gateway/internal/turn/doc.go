@@ -12,8 +12,8 @@
 //	Service.Whole     runs it into a sink and answers with one object
 //
 // Output reaches the dialect as the events of package emit, in the order of the text: reasoning, content, and for each
-// tool call start, arguments in parts, end. The whole answer is by construction the concatenation of the stream. Which
-// tools were called and why the choice ended stands in generate.Choice.
+// tool call start, arguments in parts, end. The whole answer is by construction the concatenation of the stream.
+// generate.Choice holds which tools were called and why the choice ended.
 //
 // Prepare asks the Budgets of its Deps how long reasoning may last. Service.Render gives the prompt alone,
 // for counting.

@@ -1,10 +1,9 @@
-// Command tandem-engine-scripted is an engine program for tests: it says what the rules in TANDEM_SCRIPT tell it to
-// say, with the shapes and the tokenizer of real model files and no arithmetic. It is no part of any image.
+// Command tandem-engine-scripted is an engine program for tests. Its output follows the rules in the file
+// TANDEM_SCRIPT, with the shapes and the tokenizer of real model files and without arithmetic. No image contains it.
 //
 //	TANDEM_SCRIPT=rules.json tandem serve --demo --engine bin/tandem-engine-scripted
 //
-// README.md beside this file describes the rules; Rule and plan in native/plugin/internal/script are what reads and
-// follows them.
+// README.md beside this file describes the rules; Rule and plan in native/plugin/internal/script read and follow them.
 package main
 
 import (

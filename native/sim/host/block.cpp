@@ -74,7 +74,7 @@ void Runner::fail(const Lane& at, const char* what) {
   error_ = text;
 }
 
-// Nobody can go on: says who waits where.
+// No lane can go on: reports which lanes wait where.
 void Runner::describe_deadlock() {
   if (!error_.empty()) return;
   int at_barrier = 0, ended = 0, waiting = 0, polling = 0;

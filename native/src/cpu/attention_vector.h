@@ -183,7 +183,7 @@ inline __attribute__((always_inline)) void score_kernel(const float* q, const Sr
   }
 }
 
-// How a query's segment result joins its running result.
+// The weights by which a query's segment result is added to its running result.
 enum Join { kSkip, kCopy, kMerge };
 
 template <typename Cache, typename Src>

@@ -1,8 +1,8 @@
 // Tile kernels and activation quantisers for AVX-512 with VNNI. Bits equal matmul_scalar.cpp.
 //
 // One vector is one value per output of the tile. vpdpbusd takes a chunk (16 outputs x 4 unsigned codes) and a
-// broadcast quad of activations; unsigned codes are the stored ones, and what they differ from the signed code by is
-// put right with exact integer sums of activations. Rows: a kernel instance holds R rows in registers, so a chunk is
+// broadcast quad of activations; unsigned codes are the stored ones; their difference from the signed codes is
+// corrected with exact integer sums of activations. Rows: a kernel instance holds R rows in registers, so a chunk is
 // unpacked once for R rows. Bound: two dot products a cycle and core for many rows, cache or memory bandwidth for one.
 #include <immintrin.h>
 
@@ -185,7 +185,7 @@ TND_INLINE void finish(__m512 d, const __m512i (&total)[R], const Act256& x, int
   }
 }
 
-// Subtracts 2^SHIFT * sum of scale * sum of activations: what codes stored with an excess of 2^SHIFT have too much.
+// Subtracts 2^SHIFT * sum of scale * sum of activations: the excess of codes that are stored with 2^SHIFT added.
 // sums(r): int16 sums of row r's activations over the groups that the N pairs of scales belong to.
 template <int N, int SHIFT, int R, typename Sums>
 TND_INLINE void subtract_excess(__m512i (&total)[R], const uint8_t* scales, Sums&& sums) {

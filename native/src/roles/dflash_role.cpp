@@ -56,8 +56,8 @@ class DraftRole final : public DraftEngine {
   uint64_t fingerprint(const DflashFile& draft) const;
   SavedParts parts(const Sequence& s, int32_t length) const;
   uint64_t available() const;
-  // need is what a call needs of the pool to write `rows` rows after the positions of a sequence, after it wrote to the
-  // sequences `before`.
+  // need returns the pages that a call takes from the pool to write `rows` rows after the positions of a sequence,
+  // after it wrote to the sequences `before`.
   int32_t need(const Sequence& s, int32_t rows, std::span<const int32_t> before) const;
   Status check_append(std::span<const tnd_feature_rows> pieces);
   // append_pass appends the cuts [from, end), together at most append_rows_ rows of one kind.

@@ -480,7 +480,7 @@ void TargetRole::plan_step(const tnd_step& step) {
       if ((row.want & TND_WANT_KEEP) == 0) continue;
       feature_rows_.push_back(row_of_batch_[static_cast<size_t>(i)]);
       feature_places_.push_back(kept_place(g.sequence, row.position));
-      // What was in its place is gone, whether or not the row is committed.
+      // The previous content of its slot is lost, whether or not the row is committed.
       s.kept.first = std::max(s.kept.first, row.position - TND_KEPT_ROWS + 1);
     }
   }
@@ -601,7 +601,7 @@ uint64_t TargetRole::hidden_row_bytes(const tnd_step& step) const {
          (step.hidden_encoding == TND_HIDDEN_BF16 ? sizeof(uint16_t) : sizeof(float));
 }
 
-// Hands out the residual streams in the caller's order, by one copy.
+// Returns the residual streams in the caller's order, by one copy.
 void TargetRole::download_hidden(const tnd_step& step) {
   const std::span<const int32_t> rows = std::span<const int32_t>(row_of_batch_).first(static_cast<size_t>(step.n_rows));
   const float* from = model_->x();

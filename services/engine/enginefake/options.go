@@ -1,11 +1,11 @@
-// Package enginefake is an engine of pure Go for tests: it keeps every promise of engine.Engine, strictly, but its
-// "model" is a hash of the tokens so far over a small vocabulary.
+// Package enginefake is an engine in pure Go for tests. It keeps every promise of engine.Engine, but its "model" is a
+// hash of the tokens so far over a small vocabulary.
 //
 //   - Target: the next token's logits depend on the history alone, with clear peaks, so greedy output is a fixed function
 //     of the prompt, rows are batch invariant by construction, and every wrong position, parent or path is visible.
 //   - Draft: feature rows carry the hash of the history. A draft that was fed the right features predicts the target's
 //     own greedy continuation, and is right at each position with probability Options.Accept; one that was fed wrong
-//     features is wrong nearly always. Features are checked in so far as a row that no target made decodes to noise.
+//     features is wrong nearly always. A feature row that no target made decodes to noise.
 //   - Score: overlap with the query rows' n-grams, so that a repeated fact scores high.
 //
 // Delays, failures and crashes are set in Options or triggered on the Engine.

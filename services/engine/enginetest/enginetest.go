@@ -1,4 +1,4 @@
-// Package enginetest is the conformance suite of engines: everything that native/include/tandem/engine.h and
+// Package enginetest is the conformance suite of engines. It tests everything that native/include/tandem/engine.h and
 // package engine promise, for every implementation: the fake, the native libraries in process, and engine programs
 // behind a connection.
 package enginetest

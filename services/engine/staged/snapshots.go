@@ -151,7 +151,7 @@ func (t *Target) DemoteSnapshot(ctx context.Context, id engine.Snapshot) error {
 	return t.pass(nil, func(e engine.Target, k int) error {
 		return e.DemoteSnapshot(ctx, p.of[k])
 	}, func(_ int, err error) error {
-		return err // stages before have given up their pages already: they come back when it is restored
+		return err // earlier stages have moved their pages already; restoring brings them back
 	})
 }
 
@@ -350,7 +350,7 @@ func (t *Target) BeginSnapshot(ctx context.Context, layout engine.SnapshotLayout
 		l := layout
 		l.Identity, l.PageBytes = t.layouts[k].Identity, t.layouts[k].PageBytes
 		l.StateBytes = t.sizes(layout.Length, engine.PartState)[k]
-		if k == 0 { // what differs from a layout of ours is for the first stage to refuse
+		if k == 0 { // the first stage refuses a layout that differs from ours
 			l.Identity ^= layout.Identity ^ want.Identity
 			l.PageBytes += layout.PageBytes - want.PageBytes
 			l.StateBytes += layout.StateBytes - want.StateBytes

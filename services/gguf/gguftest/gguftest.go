@@ -1,4 +1,4 @@
-// Package gguftest writes drafts for tests in the forms in which others publish them.
+// Package gguftest writes drafts for tests in the formats in which other projects publish them.
 package gguftest
 
 import (

@@ -1,5 +1,5 @@
-// Package grammartest has what tests of constrained decoding share: random schemas of the supported subset, and an
-// independent validator as their judge.
+// Package grammartest holds what tests of constrained decoding share: random schemas of the supported subset, and an
+// independent validator to check outputs.
 package grammartest
 
 import (

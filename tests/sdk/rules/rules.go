@@ -1,4 +1,4 @@
-// Package rules says what the model answers in the tests of client libraries, in all languages.
+// Package rules holds the model's answers in the tests of client libraries, in all languages.
 package rules
 
 import (

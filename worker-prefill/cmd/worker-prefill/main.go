@@ -1,4 +1,4 @@
-// worker-prefill scores long prompts and says which parts of them the target should read.
+// worker-prefill scores long prompts and returns which parts of them the target should read.
 package main
 
 import (

@@ -5,10 +5,10 @@
 // over chunks, and chunks are taken in this order until the quota is filled: first and last chunks, chunks around exact
 // repetitions of the question's 4-grams (these may exceed the quota), then the best scores, ties to the lower index.
 //
-// Which rows ask ("query rows") decides the quality of the scores. The last tokens of a rendered prompt are template
-// tokens, not the question; measured on needle prompts from 2K to 16K tokens, the median rank of the needle's chunk was
-// 0.19 to 0.30 with them and 0.00 with the last 8 tokens of the last user turn. Hence QueryRows takes the span of that
-// turn when the caller knows it, and falls back to the end of the prompt when it does not.
+// The choice of query rows, whose attention gives the scores, decides their quality. The last tokens of a rendered
+// prompt are template tokens, not the question. On needle prompts from 2K to 16K tokens, the median rank of the
+// needle's chunk was 0.19 to 0.30 with them, and 0.00 with the last 8 tokens of the last user turn. So QueryRows takes
+// the span of that turn when the caller gives it, and the end of the prompt otherwise.
 package pflash
 
 // Constants of the method.

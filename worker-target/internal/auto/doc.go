@@ -11,13 +11,14 @@
 //
 // V is from a table over row counts and context lengths, timed at the start and corrected by every step. D is a running
 // mean per block size, waiting included. E is 1 + the sum over depths of the product of conditional acceptance rates.
-// Rates are kept separately for the draft's first choice (chain) and for any node (tree). A request's rates lean on
-// those of the whole worker: a new request starts where the last ones ended, and corrects itself within some rounds.
+// Rates are kept separately for the draft's first choice (chain) and for any node (tree). A request's rates start from
+// those of the whole worker: a new request begins where the last ones ended, and corrects its rates within some rounds.
 //
-// # Company
+// # Several requests
 //
 // Rounds of several requests run in one step, and all of them wait for the rows of each. So V(n) is the price of n rows
-// for all: the time of a step with the rows of the others, o, and for each other request what the rows beyond one add:
+// for all: the time of a step together with the o rows of the others, and for each other request the time that the rows
+// beyond one add:
 //
 //	V(n) = T(o + n) + k (T(o + n) - T(o + 1))
 //
@@ -43,9 +44,9 @@
 //	                                                  5     dog         .18          2.28  33      69.1  taken
 //	                                                  6     sat         .12          2.40  35      68.6  sat is cut
 //
-// A proposal is many tests at once. What the draft claims of the nodes of its chain, corrected in the same way, counts
-// beside the few nodes that the target's choices decide. So a text that the draft does not predict shows within a round
-// or two.
+// A proposal tests the draft at many nodes at once. The probabilities that the draft gives to the nodes of its chain,
+// corrected in the same way, count beside the few nodes that the target's choices decide. So a text that the draft does
+// not predict is noticed within a round or two.
 //
 // # Probes and trials
 //
@@ -54,7 +55,7 @@
 //
 //   - A probe asks for a chain and does not wait for it. Plain decoding goes on while the draft works, and its tokens
 //     show how much of the proposal is right. The rest of a proposal that was right so far is verified at once. A probe
-//     costs what the two models take from each other's machine: nothing where each has its own, more than the draft's
+//     costs what draft and target slow each other down: nothing where each has its own device, more than the draft's
 //     time where they share processors. That cost is measured: plain steps beside probes less plain steps alone.
 //   - A trial is a round of the best plan. It is waited for and cut to the nodes that are worth their rows.
 //
@@ -65,12 +66,13 @@
 //
 // Prompt lookup drafts the tokens that followed the newest tokens where these stood earlier in the text. It costs its
 // rows only, and needs no trials: every committed token shows whether lookup would have predicted it. Its rates are
-// kept by the length of the match. A token after j right ones of a proposal has a match that is j longer, so a proposal
-// of k tokens commits 1 + the sum over j <= k of the product of j rates. Matches exist in some rounds only. So a
-// lookup's k is the one that gains most over the speed of the text otherwise: tokens less seconds times that speed. A
-// draft has to beat decoding without it, lookups included. That speed is counted along every text, also while the draft
-// is used. A draft's full block is lengthened by lookup: tokens are appended while their probability, the proposal's
-// included, is worth their row at the speed of the round's plan.
+// kept by the length of the match. After j right tokens of a proposal the match is j longer, so a proposal of k tokens
+// commits 1 + the sum over j <= k of the product of j rates. Matches exist in some rounds only. So k is chosen for the
+// largest gain over the speed of the text without this lookup: tokens less seconds times that speed.
+//
+// A draft has to beat decoding without it, lookups included. That speed is measured along every text, also while the
+// draft is used. A draft's full block is lengthened by lookup: tokens are appended while their probability, the
+// proposal's included, is worth their row at the speed of the round's plan.
 //
 // # Calibration and priors
 //
@@ -80,12 +82,12 @@
 //
 // Requests whose prompts share a prefix (one client, one system prompt, one kind of question) behave alike. So the gain
 // of rounds with a draft over decoding without it is also kept by the first 4, 8, 16, 32 and 64 tokens of the prompt:
-// the prior. A longer prefix leans on the shorter one, the shortest on the worker's calibration. A template that all
-// requests share therefore hides nothing, and a prompt that was never seen is planned as if there were no priors. A
-// request whose prior says that drafting loses starts without the draft. No features are sent until the first trial,
-// which is late and pays for the draft to catch up. Trials count in the prior, so a draft that improves is used again.
-// Of prompts only salted hashes are stored: of the 1024 prefixes used last, in some 100 KB, and no longer than the
-// process lives.
+// the prior. The prior of a longer prefix starts from that of the shorter one, the shortest from the worker's
+// calibration. So a template that all requests share hides no differences between them, and a prompt that was never
+// seen is planned as if there were no priors. A request whose prior says that drafting loses starts without the draft.
+// No features are sent until the first trial, which is late and pays for the draft to catch up. Trials count in the
+// prior, so a draft that improves is used again. Only salted hashes of prompts are stored: those of the 1024 prefixes
+// used last, in about 100 KB, until the process ends.
 //
 // # Doubtful times
 //

@@ -59,9 +59,9 @@ type Plan struct {
 	Budget int // nodes without the root
 	// Trial is a round of a plan that was not the best for long. It is verified whole.
 	Trial bool
-	// Probe, with Plain: a chain of Block is asked for and not waited for. What plain decoding chooses meanwhile shows
-	// what the proposal is worth. With Chain: the round that verifies the rest of such a proposal. See package
-	// auto, probes.
+	// Probe, with Plain: a chain of Block is asked for and not waited for. The tokens that plain decoding chooses
+	// meanwhile show how much of the proposal is right. With Chain: the round that verifies the rest of such a proposal.
+	// See package auto, probes.
 	Probe bool
 }
 
@@ -74,12 +74,13 @@ type Round struct {
 	Others int // rows of other requests that ran together with these
 	// Company is the number of those requests.
 	Company int
-	// Beside are the rows of prompts that ran in the same step: the step's time then says nothing of rounds.
+	// Beside are the rows of prompts that ran in the same step. If there are any, the step's time is not used
+	// for estimates.
 	Beside int
 	// Verify is the engine's time for the step, Wall that of the whole call.
 	Verify, Wall time.Duration
 	// Draft is the time waited for the proposal, also for one that came too late. CatchUp is that time where the draft
-	// first had to read the features of a prompt or of a gap: it predicts little of the next proposal.
+	// first had to read the features of a prompt or of a gap: it hardly predicts the time of the next proposal.
 	Draft, CatchUp time.Duration
 	Tree           *ddtree.Tree
 	Path           []int32
@@ -173,7 +174,7 @@ type Policy struct {
 	gap          int     // of them before it is tried again
 	least        int     // the least that gap falls back to
 	trying       bool    // the plan tries it
-	tried        bool    // what came of that is not taken into the gap yet
+	tried        bool    // its outcome has not changed the gap yet
 	after        bool    // the next plain step pays for a trial: the draft's weights are in the caches
 	idle         [kinds]int
 	shape        shape
@@ -211,9 +212,9 @@ func (e estimate) speed() float64 { return e.tokens / e.seconds }
 // Next plans a round at a context of length tokens; limit is the largest useful block (tokens still wanted, plus one),
 // and the newest matched tokens stood in the text before.
 //
-// Draft and plain decoding are there for every round, matches come and go. So plans are not compared by their own speed
-// alone: the draft must beat the mean speed of decoding without it, and a match is used when it gains over the plan
-// without it.
+// Draft and plain decoding are available in every round, matches in some only. So plans are not compared by their own
+// speed alone: the draft must beat the mean speed of decoding without it, and a match is used when it gains over the
+// plan without it.
 func (p *Policy) Next(length, limit, matched int) Plan {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()

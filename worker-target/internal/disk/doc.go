@@ -13,13 +13,13 @@
 // recurrent state, which is most of a file, and keep its pages for them.
 //
 // A file begins with what it holds, its token ids, and a CRC-32C of every chunk of what follows, all under one CRC-32C.
-// It is written under another name, synced and renamed: it is there whole or not at all. Nothing is believed that its
-// checksum does not confirm, and the ids are compared one by one. A file that is damaged is deleted with all that
-// depends on it, counted, and the prompt is read from its first token. Chunks are read from the engine and written to
-// it one by one, so no state has to fit into memory; their checksums are the engine's own, from its memory and back.
+// It is written under another name, synced and renamed: it is there whole or not at all. Data is used only if its
+// checksum is right, and the ids are compared one by one. A file that is damaged is deleted with all that depends on
+// it, counted, and the prompt is read from its first token. Chunks are read from the engine and written to it one by
+// one, so no state has to fit into memory; their checksums are the engine's own, from its memory and back.
 //
-// The index is made of the names of files, so it is there milliseconds after the start, in the background. What is
-// over the budget is removed by value (package eviction), states in use never.
+// The index is built from the names of files, in the background, and is complete milliseconds after the start. When the
+// budget is exceeded, states are removed by value (package eviction), but never while in use.
 //
 // A folder belongs to one process, which locks it; the lock ends with the process, however it ends. Another process
 // with the same setting takes the next subfolder, with a budget of its own, first one that it or another worker of the

@@ -1,10 +1,11 @@
-// Package eviction says which of many stored states is worth least: of those in memory (package prefix) and of those in
+// Package eviction chooses which of many stored states to remove: of those in memory (package prefix) and of those in
 // files (package disk).
 //
-// The value of a state is its gain ÷ the time since its last use. Gain is what hits save beyond the next shorter state
-// of the same text: of a conversation's states those that others nearly replace go first. TestTrace compares it with
-// the time alone, which reads more than a third more, and with hits · tokens ÷ bytes, by which old conversations keep
-// their states for ever. Hits and bytes brought nothing beside these two: the newest state has no hits yet.
+// The value of a state is its gain ÷ the time since its last use. Its gain is the number of tokens that a hit saves
+// beyond the next shorter state of the same text, so states that another one nearly replaces go first. TestTrace
+// compares this with the time alone, by which more than a third more tokens are read, and with hits · tokens ÷ bytes,
+// by which old conversations keep their states for ever. Counting hits and bytes as well brought nothing: the newest
+// state has no hits yet.
 package eviction
 
 import "time"

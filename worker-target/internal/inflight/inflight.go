@@ -1,10 +1,10 @@
 // Package inflight lets prompts that begin alike and arrive together be read once: the choices of one request, or
 // requests with the same system text.
 //
-// A request enters a Table before its prompt is read. If an earlier one of the same namespace is still to read a
-// prefix that both share, at least Least tokens more than is stored already, the later one waits (Wait). The reader
-// stops at the end of that prefix, where its prompt may be cut without another bit, and stores its state; then the
-// waiting request restores it. When the reader ends before, because its client left, say, the next of those that wait
+// A request enters a Table before its prompt is read. If an earlier one of the same namespace is still to read a prefix
+// that both share, at least Least tokens more than is stored already, the later one waits (Wait). The reader stops at
+// the end of that prefix, where its prompt may be cut without another bit, and stores its state; then the waiting
+// request restores it. If the reader ends before that, for example because its client left, the next waiting request
 // reads on.
 //
 // Requests wait for earlier ones only, so that waits have no cycle.

@@ -10,6 +10,6 @@
 // one by one, in the namespace of contract id and isolation; the receiver compares the ids in the state with its
 // prompt, and the engine checks layout and checksums. Whatever does not fit is a miss: the prompt is read.
 //
-// Nothing is held for a peer that reads: states may be evicted meanwhile, and the engine of a sender with requests
-// rests after every part for as long as that took.
+// A state that a peer reads is not pinned and may be evicted meanwhile. If the sender has requests of its own, it
+// pauses after every part for as long as reading the part took.
 package peers

@@ -8,14 +8,15 @@
 //	outside ──Enter──▶ running ──Park──▶ parked ──Wait──▶ trying ──Resumed──▶ running ──Leave──▶
 //	                      └────Away────▶ away ───Wait──────┘ └──Want: refused──▶ parked
 //
-// How a member parks and comes back is its own business (package decode). Parked members come back one at a time, the
-// best rank first, once a running member has left or gone away: memory that was given up for somebody is not taken back
-// from him. Newcomers wait after parked members of a better rank.
+// How a member parks and comes back is decided by package decode. Parked members come back one at a time, the best rank
+// first, once a running member has left or gone away: memory that was released for a member is not taken back from it.
+// Newcomers wait for parked members of a better rank.
 //
 // # No deadlock, no starvation, no thrash
 //
-// Every asker ranks above the member that it waits for, so the waits have no cycle; the running member of the best rank
-// is parked by nobody. When no member runs, the best parked one does. Who is parked ranks below everybody who runs, but
-// for newcomers that entered just before, which end; newcomers of a lower rank wait. So the earliest of the highest
-// priority always comes next. A member comes back at most once for every one that leaves, except when nobody runs.
+// Every asker ranks above the member that it waits for, so the waits have no cycle, and the running member of the best
+// rank is never parked. When no member runs, the best parked one comes back. A parked member ranks below all running
+// members, except newcomers that entered just before, which end at some time; newcomers of a lower rank wait. So the
+// earliest member of the highest priority always comes next. A member comes back at most once for every one that
+// leaves, except when nobody runs.
 package preempt

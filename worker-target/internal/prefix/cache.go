@@ -46,8 +46,8 @@ type Entry struct {
 	hits     int
 	used     time.Time
 	pins     int
-	awaited  int    // callers that wait until it is not read any more: it is theirs to evict
-	gone     bool   // removed while it was pinned: who unpins it frees it
+	awaited  int    // callers that wait until it is no longer read, to evict it
+	gone     bool   // removed while it was pinned: the last unpin frees it
 	demoted  bool   // its pages have left the engine's pool, as far as no sequence held them
 	frees    uint64 // Cache.frees at that time
 	queued   bool   // to be written to disk
@@ -193,8 +193,8 @@ func (c *Cache) find(space string, tokens []int32, fits func(length int) bool) *
 	return best
 }
 
-// Longest returns the length of the entry that Find would return, from memory or disk, 0 if there is none. It is no
-// look-up.
+// Longest returns the length of the entry that Find would return, from memory or disk, 0 if there is none. It does not
+// count as a look-up.
 func (c *Cache) Longest(space string, tokens []int32, fits func(length int) bool) int {
 	if c == nil {
 		return 0
@@ -307,7 +307,7 @@ func (c *Cache) refused() {
 	c.stats.Refusals++
 }
 
-// put adds the entry of a snapshot that was made and evicts others for it but those that it spares. The caller frees a
+// put adds the entry of a snapshot that was made and evicts others for it, except spared ones. The caller frees a
 // snapshot that made no entry.
 func (c *Cache) put(e *Entry, tokens []int32, spares func(*Entry) bool) (*Entry, bool) {
 	e.digest = prefixhash.Of(isolationOf(e.space), tokens)
@@ -521,8 +521,8 @@ func (c *Cache) free(e *Entry) {
 // freeNow frees an entry's snapshot. Nobody holds mu.
 func (c *Cache) freeNow(e *Entry) { _ = e.engine.FreeSnapshot(c.ctx, e.snapshot) } // the guard tries again
 
-// shrink evicts until so many more bytes and entries fit, those excepted that are spared. It reports whether they do.
-// The caller holds mu.
+// shrink evicts entries, except spared ones, until so many more bytes and entries fit. It reports whether they do. The
+// caller holds mu.
 func (c *Cache) shrink(bytes uint64, entries int, spares func(*Entry) bool) bool {
 	for c.bytes+bytes > c.cfg.Bytes || len(c.entries)+c.making+entries > c.cfg.Slots {
 		e := c.least(spares)

@@ -5,12 +5,12 @@
 // that a draft proposes in the first round. Entries hang in a radix tree over token ids, one tree a namespace: the
 // contract id and what requests are kept apart by. Ids are compared one by one, so a hit is never another prompt.
 //
-// Only canonical states may be stored: those that a cold run over the same tokens computes. The caller answers for it,
-// and for restoring only where its own cold run has a border (package piece).
+// Only canonical states may be stored: those that a cold run over the same tokens computes. The caller must ensure
+// that, and must restore only where its own cold run has a border (package piece).
 //
 // Bytes of an entry are the engine's state, the K/V rows of its edge in the tree, which entries below it share, and
-// pages of feature rows, which neighbours share. What is over the budget in bytes or entries is evicted by value
-// (package eviction), entries in use never.
+// pages of feature rows, which neighbours share. When the budget in bytes or entries is exceeded, entries are evicted
+// by value (package eviction), but never while in use.
 //
 // With a disk tier (package disk), entries that a request asks for are written to files in the background: one at a
 // time, chunk by chunk, with a pause after each that is as long as the read, so that steps come first. An entry may be

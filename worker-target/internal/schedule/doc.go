@@ -1,6 +1,6 @@
-// Package schedule composes engine steps of what several requests want at the same time: their rounds, and pieces of
-// prompts. Weights are then read once for all of them, so that where memory is the limit four requests cost little more
-// than one, and no stream waits long while prompts are read.
+// Package schedule composes engine steps from the rounds and prompt pieces of several requests. Weights are then read
+// once for all of them: where memory bandwidth is the limit, four requests cost little more than one, and no stream
+// waits long while prompts are read.
 //
 // Requests are goroutines that call Step on an Engine, or on the view of it that For makes. The first of them leads: it
 // composes a step of all that is waiting, runs it, hands out the results, and hands on the lead when its own step is
@@ -15,9 +15,9 @@
 // rows as keep every running stream within its longest gap between two tokens, in 99 of 100 steps; the whole piece,
 // when no stream runs.
 //
-// A stream runs from its first token until it is freed, or has asked for no step in a second: a reader that is slow
-// does not slow down prompts for good. A piece that found no room for as long as a stream may wait gets its smallest
-// cut all the same: neither starves the other.
+// A stream counts as running from its first token until it is freed, or has asked for no step in a second, so that a
+// slow reader does not slow prompts down for good. A piece that found no room for as long as a stream may wait gets its
+// smallest cut anyway. So neither starves the other.
 //
 // # Which piece
 //
@@ -32,11 +32,11 @@
 //
 // # Exactness and errors
 //
-// What a request gets is what it would get alone, bit for bit: the rows of a group do not depend on the other groups
-// of a step (engine.Group), and a piece's bits not on its cuts (docs/design.md, section 4). A step that the engine
-// refuses changes nothing, so that its parts run alone then and only the one at fault fails. A piece that is refused
-// for want of memory between two cuts has its first rows committed; passed again, it goes on with the others. A step
-// that fails otherwise fails all of its parts: the engine is lost, or their sequences are broken. A request that is
-// cancelled before its part runs is left out; a piece that is cancelled between two cuts leaves its sequence with the
-// rows of the first ones committed and nothing pending.
+// A request gets the results that it would get alone, bit for bit: the rows of a group do not depend on the other
+// groups of a step (engine.Group), and a piece's bits not on its cuts (docs/design.md, section 4). A step that the
+// engine refuses changes nothing, so that its parts run alone then and only the one at fault fails. A piece that is
+// refused for want of memory between two cuts has its first rows committed; passed again, it goes on with the others. A
+// step that fails otherwise fails all of its parts: the engine is lost, or their sequences are broken. A request that
+// is cancelled before its part runs is left out; a piece that is cancelled between two cuts leaves its sequence with
+// the rows of the first ones committed and nothing pending.
 package schedule

@@ -1,5 +1,5 @@
-// Package program is what engine programs have in common: they serve one engine to the worker that started them and end
-// with it.
+// Package program holds the common part of engine programs: they serve one engine to the worker that started them and
+// end with that worker.
 package program
 
 import (

@@ -1,6 +1,6 @@
-// Package script is a model that says what a file tells it to say: the engine of tests that drive every path of gateway
+// Package script is a model whose output is read from a file. Tests use it as the engine to drive every path of gateway
 // and workers with exact output, at an exact pace, in steps of exact sizes. It opens real model files for their shapes
-// and their tokenizer and computes nothing of them.
+// and tokenizer, but computes nothing with them.
 package script
 
 import (

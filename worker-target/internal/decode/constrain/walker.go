@@ -2,8 +2,8 @@
 //
 // A Walker follows the constraint along the output. In a round it first fits the draft tree: nodes that the constraint
 // forbids are cut off, and tokens that it leaves no choice about are added. Then each row gets the mask of the state
-// after its own path. After the step the walker follows the target's choices down the tree, and has the last word on
-// each: a forced token takes the place of the sampled one.
+// after its own path. After the step the walker follows the target's choices down the tree and may replace each of them
+// by a forced token.
 package constrain
 
 import (
