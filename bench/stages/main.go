@@ -203,6 +203,7 @@ func run(ctx context.Context, o options) (*results, error) {
 	return r, nil
 }
 
+// median of two values in the middle is the lower one.
 func median[T any](all []T, of func(T) float64) float64 {
 	var values []float64
 	for _, a := range all {
@@ -212,7 +213,7 @@ func median[T any](all []T, of func(T) float64) float64 {
 	if len(values) == 0 {
 		return 0
 	}
-	return values[len(values)/2]
+	return values[(len(values)-1)/2]
 }
 
 var off = false
