@@ -86,10 +86,15 @@ func Machine() string {
 			cores++
 		}
 	}
-	load, _ := os.ReadFile("/proc/loadavg")
-	before, _, _ := strings.Cut(string(load), " ")
-	return fmt.Sprintf("%d × %s, load %s at the start, %s", cores, model, before,
+	return fmt.Sprintf("%d × %s, load %s at the start, %s", cores, model, Load(),
 		time.Now().UTC().Format("2006-01-02 15:04 UTC"))
+}
+
+// Load is how many threads have run or waited to, on average of the last minute.
+func Load() string {
+	data, _ := os.ReadFile("/proc/loadavg")
+	load, _, _ := strings.Cut(string(data), " ")
+	return load
 }
 
 // WriteJSON writes results to a file, whose folder is made.

@@ -37,7 +37,13 @@ func (b *bell) ring() {
 	}
 }
 
-const prefixBytes = 4 // length of a message
+const (
+	prefixBytes = 4 // length of a message
+	// rewound is a length that no message has: the next message is at the beginning of the ring. A writer that finds the
+	// ring empty, and room enough before what was read last, goes back there, so that messages lie in one piece and in
+	// memory that was used just now.
+	rewound = 1<<32 - 1
+)
 
 // oversleep bounds a sleep, should a peer die between its change and its ring. Tests change it.
 var oversleep = time.Second
@@ -76,8 +82,12 @@ func (l *pipe) write(pieces [][]byte, total int) error {
 		return errEnded
 	}
 	var prefix [prefixBytes]byte
+	head, size := l.head.Load(), uint64(len(l.data))
+	if at := head % size; at >= uint64(prefixBytes+total) && size-at >= prefixBytes && l.tail.Load() == head {
+		binary.LittleEndian.PutUint32(l.data[at:], rewound)
+		head += size - at
+	}
 	binary.LittleEndian.PutUint32(prefix[:], uint32(total))
-	head := l.head.Load()
 	if err := l.put(&head, prefix[:]); err != nil {
 		return err
 	}
@@ -118,18 +128,36 @@ func (l *pipe) put(head *uint64, p []byte) error {
 	return nil
 }
 
-// read returns the next message in buf or in a larger slice.
-func (l *pipe) read(buf []byte, limit int) ([]byte, error) {
+// read waits for the next message and gives it to take, in memory that stays as it is until it returns: the ring's, where
+// a message may lie in two pieces, when the whole message is there at once, else buf or a larger slice, which is returned.
+func (l *pipe) read(buf []byte, limit int, take func(first, rest []byte) error) ([]byte, error) {
+	size := uint64(len(l.data))
 	var prefix [prefixBytes]byte
 	tail := l.tail.Load()
 	if err := l.get(&tail, prefix[:]); err != nil {
 		return buf, err
 	}
-	n := int(binary.LittleEndian.Uint32(prefix[:]))
-	if n > limit {
-		return buf, fmt.Errorf("%w: a message of %d bytes, at most %d are received", errCorrupt, n, limit)
+	if binary.LittleEndian.Uint32(prefix[:]) == rewound {
+		tail += size - (tail-prefixBytes)%size - prefixBytes
+		if err := l.get(&tail, prefix[:]); err != nil {
+			return buf, err
+		}
 	}
-	if cap(buf) < n {
+	length := binary.LittleEndian.Uint32(prefix[:])
+	if int64(length) > int64(limit) {
+		return buf, fmt.Errorf("%w: a message of %d bytes, at most %d are received", errCorrupt, length, limit)
+	}
+	n := uint64(length)
+	if there := l.head.Load() - tail; there > size {
+		return buf, errCorrupt
+	} else if there >= n {
+		at := tail % size
+		first := min(n, size-at)
+		err := take(l.data[at:at+first], l.data[:n-first])
+		l.release(tail + n)
+		return buf, err
+	}
+	if uint64(cap(buf)) < n {
 		buf = make([]byte, n)
 	}
 	buf = buf[:n]
@@ -137,7 +165,7 @@ func (l *pipe) read(buf []byte, limit int) ([]byte, error) {
 		return buf, err
 	}
 	l.release(tail)
-	return buf, nil
+	return buf, take(buf, nil)
 }
 
 func (l *pipe) release(tail uint64) {

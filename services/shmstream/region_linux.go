@@ -16,8 +16,9 @@ import (
 )
 
 const (
-	// laneBytes is the room of one direction; longer messages pass through in pieces.
-	pipeBytes = 256 << 10
+	// pipeBytes is the room of one direction; longer messages pass through in pieces. It holds the hidden rows of a step
+	// of the largest models, and only what messages fill is ever memory: see rewound.
+	pipeBytes = 2 << 20
 	// headBytes before the pipes hold the region's words.
 	headBytes   = 4096
 	regionBytes = headBytes + 2*pipeBytes

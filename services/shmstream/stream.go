@@ -36,15 +36,19 @@ type conn struct {
 	use sync.RWMutex
 	side
 
-	pieces [][]byte        // scratch of send
-	buf    mem.SliceBuffer // scratch of receive
-	list   mem.BufferSlice // buf
+	pieces [][]byte           // scratch of send
+	buf    []byte             // scratch of receive
+	parts  [2]mem.SliceBuffer // what list refers to
+	list   mem.BufferSlice
+	into   any                            // the message that is received
+	take   func(first, rest []byte) error // decode
 }
 
 func newConn(r *region, out, in, most int) *conn {
 	c := &conn{region: r, out: r.pipe(out), in: r.pipe(in), codec: tensorwire.NewCodec(), most: most}
 	c.out.side, c.in.side = &c.side, &c.side
-	c.list = mem.BufferSlice{&c.buf}
+	c.list = mem.BufferSlice{&c.parts[0], &c.parts[1]}
+	c.take = c.decode
 	return c
 }
 
@@ -82,10 +86,17 @@ func (c *conn) receive(m any) error {
 		return errClosed
 	}
 	var err error
-	if c.buf, err = c.in.read(c.buf, c.most); err != nil {
-		return err
-	}
-	if err := c.codec.Unmarshal(c.list, m); err != nil {
+	c.into = m
+	c.buf, err = c.in.read(c.buf, c.most, c.take)
+	c.into = nil
+	return err
+}
+
+// decode reads the message that is received from the two pieces that it lies in.
+func (c *conn) decode(first, rest []byte) error {
+	c.parts[0], c.parts[1] = first, rest
+	defer clear(c.parts[:])
+	if err := c.codec.Unmarshal(c.list, c.into); err != nil {
 		return status.Error(codes.Internal, err.Error())
 	}
 	return nil

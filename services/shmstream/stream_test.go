@@ -156,9 +156,12 @@ func TestEcho(t *testing.T) {
 			var wait sync.WaitGroup
 			wait.Go(func() {
 				for i := range 300 {
-					size := random.IntN(1 << random.IntN(21))
-					if i == 0 {
+					size := random.IntN(1 << random.IntN(20))
+					switch {
+					case i == 0:
 						size = 3
+					case i%50 == 7: // more than fits into a pipe
+						size = pipeBytes + random.IntN(pipeBytes/2)
 					}
 					data := make([]byte, size)
 					for j := range data {
@@ -297,8 +300,13 @@ func TestForeignRegions(t *testing.T) {
 // TestCorruptCounters: a peer that writes nonsense into the region gets an error, and nothing is read beyond it.
 func TestCorruptCounters(t *testing.T) {
 	for name, corrupt := range map[string]func(*conn){
-		"head":   func(c *conn) { c.out.head.Store(1 << 40) },
-		"length": func(c *conn) { copy(c.out.data, []byte{255, 255, 255, 255}); c.out.head.Store(4) },
+		"head":    func(c *conn) { c.out.head.Store(1 << 40) },
+		"length":  func(c *conn) { copy(c.out.data, []byte{255, 255, 255, 254}); c.out.head.Store(4) },
+		"rewound": func(c *conn) { copy(c.out.data, []byte{255, 255, 255, 255}); c.out.head.Store(4) },
+		"rewound twice": func(c *conn) {
+			copy(c.out.data, []byte{255, 255, 255, 255, 255, 255, 255, 255})
+			c.out.head.Store(pipeBytes + 4)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server, client := both()
@@ -318,6 +326,32 @@ func TestCorruptCounters(t *testing.T) {
 				t.Fatalf("got %v", err)
 			}
 		})
+	}
+}
+
+// TestMessagesLieAtTheBeginning: messages of which one is in the ring at a time stay within twice the largest one, so
+// that a stream of small ones never takes what a pipe may have.
+func TestMessagesLieAtTheBeginning(t *testing.T) {
+	server, client := both()
+	s := open(t, t.Context(), serve(t, bounce, server, client))
+	if !moved(s) {
+		t.Skip("no shared memory here")
+	}
+	var m blob
+	if err := errors.Join(s.SendMsg(&blob{[]byte("turn to memory")}), s.RecvMsg(&m)); err != nil {
+		t.Fatal(err)
+	}
+	c := s.(*clientStream).track.conn
+	for i := range 2000 {
+		data := bytes.Repeat([]byte{byte(i)}, 1+i*7%5000)
+		if err := errors.Join(s.SendMsg(&blob{data}), s.RecvMsg(&m)); err != nil || !bytes.Equal(m.data, data) {
+			t.Fatalf("message %d: %d bytes, want %d of %d; %v", i, len(m.data), len(data), byte(i), err)
+		}
+		for _, p := range []pipe{c.out, c.in} {
+			if at := p.head.Load() % pipeBytes; at > 2*5010 { // lengths and fields are in front
+				t.Fatalf("message %d of %d bytes ends at %d of the ring", i, len(data), at)
+			}
+		}
 	}
 }
 

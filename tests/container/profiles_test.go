@@ -126,7 +126,8 @@ func config(t *testing.T, root string, compose []string, profile string) map[str
 	cmd.Env = append(cmd.Env, "TANDEM_CUDA_DEVICE=2", "TANDEM_HIP_DEVICE=1", "TANDEM_MAX_CTX=4096",
 		"TANDEM_MEMORY_CAP=7GiB", "TANDEM_API_KEY=secret",
 		"TANDEM_API_KEY_FILE=/etc/keys", "TANDEM_TLS_CERT=/etc/cert", "TANDEM_QUEUE_TIMEOUT_S=7", "TANDEM_LOG_LEVEL=debug",
-		"TANDEM_DRAFT_CACHE_TYPE=q8_0")
+		"TANDEM_DRAFT_CACHE_TYPE=q8_0", "TANDEM_STAGE=2/3", "TANDEM_TARGET_STAGES=elsewhere:8105",
+		"TANDEM_TARGET_DEVICES=cpu,cpu", "TANDEM_TARGET_LAYER_SPLIT=5,3")
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatalf("%v: %v", cmd.Args, err)
@@ -188,6 +189,16 @@ func checkWorker(t *testing.T, name string, s service, device string) {
 	for _, want := range asks {
 		if !strings.Contains(line, want) {
 			t.Errorf("%s lacks %s: %s", name, want, line)
+		}
+	}
+	if role == "target" {
+		devices := "cpu,cpu"
+		if name == "worker-target-split" || name == "worker-target-stage" {
+			devices = "" // a stage refuses them, and its head would have more stages than the stage knows
+		}
+		if s.Environment["TANDEM_STAGE"] != nil || s.Environment["TANDEM_TARGET_STAGES"] != nil ||
+			!s.has("TANDEM_TARGET_DEVICES", devices) || !s.has("TANDEM_TARGET_LAYER_SPLIT", "5,3") {
+			t.Errorf("%s gets another layout of stages than the profile's: %v", name, s.Environment)
 		}
 	}
 	if s.Command[0] != "worker-"+role {
