@@ -55,6 +55,11 @@ func (c *schemaCompiler) array(s *shape, path string) string {
 			a.hi = lower(a.hi, a.lo)
 		}
 	}
+	return c.sequence(&a, path)
+}
+
+// sequence writes an array of first items and of those after them, in their number.
+func (c *schemaCompiler) sequence(a *arrayShape, path string) string {
 	ws := c.json("ws")
 	comma := strings.TrimSpace(`"," ` + ws)
 	var parts []string

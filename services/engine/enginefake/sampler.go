@@ -36,6 +36,23 @@ func choose(s *engine.Sampler, logits []float32, mask []uint32, history []int32,
 	if s.Temperature == 0 {
 		return best
 	}
+	keep := w.candidates(s, logits, logits[best])
+	sum := 0.0
+	for _, p := range w.probs {
+		sum += p
+	}
+	u := unit(mix(s.Seed)^mix(uint64(s.Choice)+1<<20), uint64(position-int(s.PromptTokens))) * sum
+	for i, p := range w.probs {
+		if u -= p; u < 0 {
+			return keep[i]
+		}
+	}
+	return keep[len(keep)-1]
+}
+
+// candidates returns the tokens that top_k, top_p and min_p leave, by falling logit, and puts their probabilities into
+// w.probs. most is the largest logit.
+func (w *work) candidates(s *engine.Sampler, logits []float32, most float32) (keep []int32) {
 	w.order = w.order[:0]
 	for v := range logits {
 		w.order = append(w.order, int32(v))
@@ -49,7 +66,7 @@ func choose(s *engine.Sampler, logits []float32, mask []uint32, history []int32,
 		}
 		return int(a - b)
 	})
-	keep := w.order
+	keep = w.order
 	if s.TopK > 0 && int(s.TopK) < len(keep) {
 		keep = keep[:s.TopK]
 	}
@@ -57,7 +74,7 @@ func choose(s *engine.Sampler, logits []float32, mask []uint32, history []int32,
 	w.probs = w.probs[:0]
 	sum := 0.0
 	for _, v := range keep {
-		p := math.Exp((float64(logits[v]) - float64(logits[best])) / temperature)
+		p := math.Exp((float64(logits[v]) - float64(most)) / temperature)
 		w.probs = append(w.probs, p)
 		sum += p
 	}
@@ -82,17 +99,7 @@ func choose(s *engine.Sampler, logits []float32, mask []uint32, history []int32,
 			}
 		}
 	}
-	sum = 0
-	for _, p := range w.probs {
-		sum += p
-	}
-	u := unit(mix(s.Seed)^mix(uint64(s.Choice)+1<<20), uint64(position-int(s.PromptTokens))) * sum
-	for i, p := range w.probs {
-		if u -= p; u < 0 {
-			return keep[i]
-		}
-	}
-	return keep[len(keep)-1]
+	return keep
 }
 
 func penalise(s *engine.Sampler, logits []float32, history []int32, w *work) {

@@ -416,18 +416,7 @@ func (p *Policy) Observe(r *Round) {
 		return
 	}
 	if r.Rows > 0 && r.Beside == 0 {
-		// Steps among others without a draft have times of their own. They are many: in the table they would outweigh the
-		// times of wide steps right after a draft has used the machine.
-		var wrong bool
-		if p.plains > 1 && r.Others == 0 {
-			wrong = c.observeBare(r.Rows, r.Length, verify)
-		} else {
-			wrong = c.observeStep(r.Rows+r.Others, r.Length, verify)
-		}
-		if wrong {
-			p.m.reprice()
-		}
-		c.observeHop(wall - verify)
+		p.observeStep(r, verify, wall)
 	}
 	if r.Rows > 0 {
 		verify += c.hop
@@ -447,10 +436,33 @@ func (p *Policy) Observe(r *Round) {
 		}
 		return
 	}
-	if r.Draft > 0 {
-		if c.observeDraft(r.Plan.Block, r.Draft.Seconds()) {
-			p.m.reprice()
-		}
+	p.observeDrafted(r, verify, price)
+}
+
+// observeStep learns the time of the round's step, in seconds: the engine's (verify) and that of the whole call (wall).
+// The caller holds Model.mu.
+func (p *Policy) observeStep(r *Round, verify, wall float64) {
+	c := &p.m.costs
+	// Steps among others without a draft have times of their own. They are many: in the table they would outweigh the
+	// times of wide steps right after a draft has used the machine.
+	var wrong bool
+	if p.plains > 1 && r.Others == 0 {
+		wrong = c.observeBare(r.Rows, r.Length, verify)
+	} else {
+		wrong = c.observeStep(r.Rows+r.Others, r.Length, verify)
+	}
+	if wrong {
+		p.m.reprice()
+	}
+	c.observeHop(wall - verify)
+}
+
+// observeDrafted learns from a round that waited for the draft: the draft's time, the proposal's outcome, and what the
+// round gives to the ledger or takes from it. verify is the seconds of the step with its hop, price those for all
+// requests. The caller holds Model.mu.
+func (p *Policy) observeDrafted(r *Round, verify, price float64) {
+	if r.Draft > 0 && p.m.costs.observeDraft(r.Plan.Block, r.Draft.Seconds()) {
+		p.m.reprice()
 	}
 	tokens := 1.0
 	if r.Tree != nil {
