@@ -128,8 +128,9 @@ func (l *pipe) put(head *uint64, p []byte) error {
 	return nil
 }
 
-// read waits for the next message and gives it to take, in memory that stays as it is until it returns: the ring's, where
-// a message may lie in two pieces, when the whole message is there at once, else buf or a larger slice, which is returned.
+// read waits for the next message and gives it to take, in memory that stays as it is until take returns: the ring's,
+// where a message may lie in two pieces, when the whole message is there at once, else buf or a larger slice, which is
+// returned.
 func (l *pipe) read(buf []byte, limit int, take func(first, rest []byte) error) ([]byte, error) {
 	size := uint64(len(l.data))
 	var prefix [prefixBytes]byte

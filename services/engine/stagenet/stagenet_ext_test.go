@@ -227,8 +227,8 @@ func TestNotHeld(t *testing.T) {
 	}
 }
 
-// TestOneHead: a second head is refused while the first holds the stage; a second connection of the first takes it over,
-// and the engine of the one before is closed.
+// TestOneHead: a second head is refused while the first holds the stage; a second connection of the first takes it
+// over, and the engine of the one before is closed.
 func TestOneHead(t *testing.T) {
 	const limit = 100 * time.Millisecond
 	s := serve(t, second, enginefake.New(enginefake.Options{}), limit)
