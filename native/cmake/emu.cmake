@@ -67,7 +67,8 @@ endfunction()
 # hundreds of times its time on a CPU: of these programs only the cases named here run there.
 set(TND_ENGINE_TESTS engine_test engine_errors_test groups_test pages_test snapshot_parts_test model_test dflash_test
   dflash_golden_test)
-set(emu_engine_test_CASES bits_do_not layer_shards snapshots_ blocks_ dense_ damaged wanted_outputs features_are)
+set(emu_engine_test_CASES bits_do_not tokens_before layer_shards snapshots_ blocks_ dense_ damaged wanted_outputs
+  features_are)
 set(emu_pages_test_CASES forks_share pending_rows)
 set(emu_snapshot_parts_test_CASES parts_share)
 set(emu_model_test_CASES random_shape)
