@@ -97,9 +97,9 @@ func TestPropsTellWhatRuns(t *testing.T) {
 		c.APIKey = append(c.APIKey, "key")
 	})
 	r.Target(gatewaytest.WorkerOptions{MaxContext: 4096, Decode: r.Reply("one two three", 2),
-		Settings: map[string]string{"lookup": "true", "chunk": "256", "ddtree-budget": "22", "max-token-gap-ms": "80", "fa-window": "4096",
-			"cache-type-k": "q8_0", "cache-type-v": "f16", "prefix-cache-slots": "100", "prefix-cache-ram-mb": "512",
-			"kv-cache-budget": "2048"},
+		Settings: map[string]string{"lookup": "true", "chunk": "256", "ddtree-budget": "22", "max-token-gap-ms": "80",
+			"fa-window": "4096", "cache-type-k": "q8_0", "cache-type-v": "f16", "prefix-cache-slots": "100",
+			"prefix-cache-ram-mb": "512", "kv-cache-budget": "2048"},
 		Counters: map[string]float64{"drafted_tokens": 40, "accepted_tokens": 30, "prefix_cache_lookups": 9,
 			"prefix_cache_hits": 6, "prefix_cache_tokens": 4000, "prefix_cache_evictions": 2, "prefix_cache_entries": 5,
 			"prefix_cache_bytes": 1e6, "prefix_cache_disk_states": 3, "prefix_cache_disk_bytes": 2e6,
