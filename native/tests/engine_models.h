@@ -36,6 +36,25 @@ inline std::vector<float> one_by_one(const Engine& e, int32_t s, const std::vect
   return logits;
 }
 
+// Logits of every row of tokens, verified as chains of at most n and committed.
+inline std::vector<float> as_chains(const Engine& e, int32_t s, const std::vector<int32_t>& tokens, size_t n) {
+  std::vector<float> logits;
+  for (size_t at = 0; at < tokens.size(); at += n) {
+    const size_t count = std::min(n, tokens.size() - at);
+    StepIn in;
+    in.groups = {e.rows(s,
+                        std::vector<int32_t>(tokens.begin() + static_cast<std::ptrdiff_t>(at),
+                                             tokens.begin() + static_cast<std::ptrdiff_t>(at + count)),
+                        Engine::chain(count), kLogits)};
+    const StepOut part = e.run_ok(in);
+    logits.insert(logits.end(), part.logits.begin(), part.logits.end());
+    std::vector<int32_t> path(count);
+    for (size_t i = 0; i < count; ++i) path[i] = static_cast<int32_t>(i);
+    e.commit(s, path);
+  }
+  return logits;
+}
+
 inline std::vector<int32_t> random_tree(Rng* rng, int n) {
   std::vector<int32_t> parents;
   const uint64_t shape = rng->below(4);  // bushy, deep, chain with twigs, several roots

@@ -27,20 +27,7 @@ TEST(chains_and_chunks_equal_single_steps) {
       e.ok(tnd_sequence_free(e.handle(), s));
 
       const int32_t c = e.sequence();  // the same as verified chains
-      std::vector<float> logits;
-      for (size_t at = 0; at < tokens.size(); at += chunk) {
-        const size_t n = std::min(chunk, tokens.size() - at);
-        StepIn in;
-        in.groups = {e.rows(c,
-                            std::vector<int32_t>(tokens.begin() + static_cast<std::ptrdiff_t>(at),
-                                                 tokens.begin() + static_cast<std::ptrdiff_t>(at + n)),
-                            Engine::chain(n), kLogits)};
-        const StepOut part = e.run_ok(in);
-        logits.insert(logits.end(), part.logits.begin(), part.logits.end());
-        std::vector<int32_t> all(n);
-        for (size_t i = 0; i < n; ++i) all[i] = static_cast<int32_t>(i);
-        e.commit(c, all);
-      }
+      const std::vector<float> logits = as_chains(e, c, tokens, chunk);
       CHECK_MSG(same_bits(logits, expected), std::string(m.label) + " chain of " + std::to_string(chunk));
       CHECK_MSG(e.exported(c) == state, std::string(m.label) + " state after chains of " + std::to_string(chunk));
       e.ok(tnd_sequence_free(e.handle(), c));

@@ -72,22 +72,7 @@ TEST(pieces_and_chains_with_a_window_equal_single_steps) {
                 std::string(m.label) + " pieces of " + std::to_string(chunk));
       e.ok(tnd_sequence_free(e.handle(), s));
     }
-    const int32_t c = e.sequence();
-    std::vector<float> logits;
-    for (size_t at = 0; at < tokens.size(); at += 16) {
-      const size_t n = std::min<size_t>(16, tokens.size() - at);
-      StepIn in;
-      in.groups = {e.rows(c,
-                          std::vector<int32_t>(tokens.begin() + static_cast<std::ptrdiff_t>(at),
-                                               tokens.begin() + static_cast<std::ptrdiff_t>(at + n)),
-                          Engine::chain(n), kLogits)};
-      const StepOut part = e.run_ok(in);
-      logits.insert(logits.end(), part.logits.begin(), part.logits.end());
-      std::vector<int32_t> path(n);
-      for (size_t i = 0; i < n; ++i) path[i] = static_cast<int32_t>(i);
-      e.commit(c, path);
-    }
-    CHECK_MSG(same_bits(logits, expected), std::string(m.label) + " chains");
+    CHECK_MSG(same_bits(as_chains(e, e.sequence(), tokens, 16), expected), std::string(m.label) + " chains");
   }
 }
 

@@ -57,6 +57,9 @@ type OpenOptions struct {
 	AttentionWindow int
 }
 
+// LeastWindow and MostWindow bound OpenOptions.AttentionWindow: a row sees at least all of its uncommitted ancestors.
+const LeastWindow, MostWindow = 128, 1 << 24
+
 // Info is tnd_info.
 type Info struct {
 	Role                               Role

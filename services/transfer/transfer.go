@@ -1,5 +1,5 @@
-// Package transfer receives files from other processes within bounds: whatever a peer sends or fails to send, it cannot
-// fill the disk, keep a file open for ever or leave a partial file behind.
+// Package transfer sends files to other processes in pieces, and receives them within bounds: whatever a peer sends or
+// fails to send, it cannot fill the disk, keep a file open for ever or leave a partial file behind.
 package transfer
 
 import (
@@ -25,6 +25,26 @@ const (
 	// spare bytes of the disk stay free.
 	spare = 64 << 20
 )
+
+// Send hands a file to send in pieces of at most size bytes, each in a buffer of its own, since channels borrow it
+// beyond their Send. It ends with the first error of send, as it is, or of reading.
+func Send(from io.Reader, size int, send func(piece []byte) error) error {
+	for {
+		piece := make([]byte, size)
+		n, err := io.ReadFull(from, piece)
+		if n > 0 {
+			if err := send(piece[:n]); err != nil {
+				return err
+			}
+		}
+		switch {
+		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+			return nil
+		case err != nil:
+			return err
+		}
+	}
+}
 
 // Limits of one file.
 type Limits struct {

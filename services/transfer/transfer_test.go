@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/tandem-inference/tandem/services/racetest"
@@ -90,5 +92,31 @@ func TestReceive(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// TestSend: a file goes in pieces, each in a buffer of its own, until an error of the way or of the file.
+func TestSend(t *testing.T) {
+	for _, n := range []int{0, 1, 8, 9, 16} {
+		var pieces [][]byte
+		file := bytes.Repeat([]byte("12345678"), 2)[:n]
+		if err := Send(bytes.NewReader(file), 8, func(piece []byte) error {
+			pieces = append(pieces, piece)
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+		if len(pieces) != (n+7)/8 || !bytes.Equal(bytes.Join(pieces, nil), file) {
+			t.Errorf("%d bytes: pieces %q", n, pieces)
+		}
+	}
+	broken := errors.New("broken")
+	sent := 0
+	err := Send(bytes.NewReader(make([]byte, 20)), 8, func([]byte) error { sent++; return broken })
+	if !errors.Is(err, broken) || sent != 1 {
+		t.Errorf("%v after %d pieces, want the first to end it", err, sent)
+	}
+	if err := Send(iotest.ErrReader(broken), 8, func([]byte) error { return nil }); !errors.Is(err, broken) {
+		t.Errorf("%v, want the file's error", err)
 	}
 }

@@ -175,8 +175,9 @@ func complete(role engine.Role, o *engine.OpenOptions, f Options) error {
 		return bad("host_cap_bytes", "must be 0 for a scorer, got %d", o.HostCapBytes)
 	case role != engine.RoleTarget && o.AttentionWindow != 0:
 		return bad("attention_window", "must be 0 but for targets, got %d", o.AttentionWindow)
-	case o.AttentionWindow != 0 && (o.AttentionWindow < 128 || o.AttentionWindow > 1<<24):
-		return bad("attention_window", "must be 0 or in 128..%d, got %d", 1<<24, o.AttentionWindow)
+	case o.AttentionWindow != 0 && (o.AttentionWindow < engine.LeastWindow || o.AttentionWindow > engine.MostWindow):
+		return bad("attention_window", "must be 0 or in %d..%d, got %d", engine.LeastWindow, engine.MostWindow,
+			o.AttentionWindow)
 	case o.MaxTreeRows < 0 || o.MaxTreeRows > 128:
 		return bad("max_tree_rows", "must be in 0..128, got %d", o.MaxTreeRows)
 	case o.MaxBatchRows < 0:

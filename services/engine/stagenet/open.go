@@ -21,6 +21,7 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/tensorwire"
+	"github.com/tandem-inference/tandem/services/transfer"
 )
 
 // OpenConfig says which stage a head holds.
@@ -268,23 +269,14 @@ func (t *target) putFuse(ctx context.Context, file io.Reader, digest string, siz
 		return err
 	}
 	m := &tandemv1.PutFuseRequest{Digest: digest, TotalBytes: size}
-	for {
-		// A buffer of its own per message: the channel borrows it beyond Send.
-		chunk := make([]byte, tensorwire.ChunkBytes)
-		n, err := io.ReadFull(file, chunk)
-		if n > 0 {
-			m.Chunk = chunk[:n]
-			if stream.Send(m) != nil {
-				break // CloseAndRecv has the reason
-			}
-			m = &tandemv1.PutFuseRequest{}
-		}
-		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			break
-		}
-		if err != nil {
-			return err
-		}
+	err = transfer.Send(file, tensorwire.ChunkBytes, func(piece []byte) error {
+		m.Chunk = piece
+		err := stream.Send(m)
+		m = &tandemv1.PutFuseRequest{}
+		return err
+	})
+	if err != nil && !errors.Is(err, io.EOF) { // EOF: CloseAndRecv has the reason
+		return err
 	}
 	_, err = stream.CloseAndRecv()
 	return err

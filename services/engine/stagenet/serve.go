@@ -380,6 +380,7 @@ func (s *Server) PutFuse(stream grpc.ClientStreamingServer[tandemv1.PutFuseReque
 		return err
 	}
 	if err := os.Rename(got, path); err != nil {
+		os.Remove(got)
 		return err
 	}
 	return stream.SendAndClose(&tandemv1.PutFuseResponse{})

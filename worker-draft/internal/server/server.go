@@ -2,8 +2,6 @@ package server
 
 import (
 	"context"
-	"errors"
-	"io"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -14,6 +12,7 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/tensorwire"
+	"github.com/tandem-inference/tandem/services/transfer"
 	"github.com/tandem-inference/tandem/worker-draft/internal/joint"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
@@ -311,23 +310,14 @@ func (s *Server) GetFuse(_ *tandemv1.GetFuseRequest,
 	if err != nil {
 		return err
 	}
-	for first := true; ; first = false {
-		chunk := make([]byte, tensorwire.ChunkBytes) // its own for each message: the channel borrows it beyond Send
-		n, err := io.ReadFull(f, chunk)
-		if n > 0 {
-			m := &tandemv1.GetFuseResponse{Chunk: chunk[:n]}
-			if first {
-				m.Digest, m.TotalBytes = digest, stat.Size()
-			}
-			if err := stream.Send(m); err != nil {
-				return rpcerr.FromRPC(err)
-			}
+	m := &tandemv1.GetFuseResponse{Digest: digest, TotalBytes: stat.Size()}
+	return transfer.Send(f, tensorwire.ChunkBytes, func(piece []byte) error {
+		m.Chunk = piece
+		err := stream.Send(m)
+		m = &tandemv1.GetFuseResponse{}
+		if err != nil {
+			return rpcerr.FromRPC(err)
 		}
-		switch {
-		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-			return nil
-		case err != nil:
-			return err
-		}
-	}
+		return nil
+	})
 }

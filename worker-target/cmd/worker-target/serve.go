@@ -67,9 +67,6 @@ type serveCmd struct {
 // mostPrefixes bounds --prefix-cache-slots: the value of all entries is compared at every eviction.
 const mostPrefixes = 1024
 
-// leastWindow and mostWindow bound --fa-window, as tnd_open_options.attention_window is bounded.
-const leastWindow, mostWindow = 128, 1 << 24
-
 // Validate reports every setting that cannot work.
 func (c *serveCmd) Validate() error {
 	if err := errors.Join(c.Flags.Validate(), c.Pool(int(c.MaxCtx)),
@@ -95,8 +92,8 @@ func (c *serveCmd) Validate() error {
 		return fmt.Errorf("--kv-cache-min-tokens: must be >= 1, got %d", c.KVCacheMinTokens)
 	case c.DDTreeBudget < 1:
 		return fmt.Errorf("--ddtree-budget: must be >= 1, got %d", c.DDTreeBudget)
-	case c.FAWindow != 0 && (c.FAWindow < leastWindow || c.FAWindow > mostWindow):
-		return fmt.Errorf("--fa-window: must be 0 or in %d..%d, got %d", leastWindow, mostWindow, c.FAWindow)
+	case c.FAWindow != 0 && (c.FAWindow < engine.LeastWindow || c.FAWindow > engine.MostWindow):
+		return fmt.Errorf("--fa-window: must be 0 or in %d..%d, got %d", engine.LeastWindow, engine.MostWindow, c.FAWindow)
 	case c.FeatureRows < 64:
 		return fmt.Errorf("--feature-rows: must be >= 64, got %d", c.FeatureRows)
 	case c.MaxTokenGapMS < 0 || c.MaxTokenGapMS > 60_000:

@@ -220,26 +220,15 @@ func putTables(ctx context.Context, client tandemv1.DraftServiceClient, path, di
 	if err != nil {
 		return err
 	}
-	first := true
-	for {
-		// A buffer of its own per message: the channel borrows it beyond Send.
-		chunk := make([]byte, tensorwire.ChunkBytes)
-		n, err := io.ReadFull(f, chunk)
-		if n > 0 {
-			m := &tandemv1.PutTablesRequest{Chunk: chunk[:n]}
-			if first {
-				m.Digest, m.TotalBytes, first = digest, stat.Size(), false
-			}
-			if serr := stream.Send(m); serr != nil {
-				break // CloseAndRecv has the reason
-			}
-		}
-		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-			return err
-		}
-		if err != nil {
-			break
-		}
+	m := &tandemv1.PutTablesRequest{Digest: digest, TotalBytes: stat.Size()}
+	err = transfer.Send(f, tensorwire.ChunkBytes, func(piece []byte) error {
+		m.Chunk = piece
+		err := stream.Send(m)
+		m = &tandemv1.PutTablesRequest{}
+		return err
+	})
+	if err != nil && !errors.Is(err, io.EOF) { // EOF: CloseAndRecv has the reason
+		return err
 	}
 	_, err = stream.CloseAndRecv()
 	return err
