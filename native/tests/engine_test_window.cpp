@@ -77,7 +77,7 @@ TEST(pieces_and_chains_with_a_window_equal_single_steps) {
 }
 
 TEST(states_of_another_window_are_refused) {
-  const Model& m = models().front();
+  const Model m = models().front();
   Engine narrow(m.path, windowed(kWindow)), all(m.path);
   REQUIRE(narrow.handle() != nullptr && all.handle() != nullptr);
   CHECK(std::string(narrow.info().numerics) == std::string(all.info().numerics) + " window=128");
