@@ -280,8 +280,8 @@ fmt: ## format Go, proto and C++ sources
 proto: bin/buf bin/protoc-gen-tandemwire ## regenerate the Go code of proto/ and the codecs of services/
 	bin/buf generate
 
-bin/buf: tools/proto/go.mod
-	GOWORK=off GOBIN=$(CURDIR)/bin $(GO) -C tools/proto install tool
+bin/buf: tools/proto/go.mod tools/buf.sh
+	@GO="$(GO)" tools/buf.sh
 	@touch $@
 
 bin/protoc-gen-tandemwire: $(wildcard tools/protoc-gen-tandemwire/*.go) proto/tandem/wire/v1/options.pb.go
