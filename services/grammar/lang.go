@@ -203,44 +203,12 @@ func (d *dfa) trimmed() *dfa {
 	return out
 }
 
-// minimal joins equivalent states (Moore, 1956).
+// minimal joins equivalent states. d has no dead states.
 func (d *dfa) minimal() *dfa {
 	if len(d.next) == 0 {
 		return d
 	}
-	class := make([]int32, len(d.next))
-	count := 0
-	for n, f := range d.final {
-		if f {
-			class[n] = 1
-		}
-	}
-	for {
-		made := map[string]int32{}
-		next := make([]int32, len(class))
-		b := make([]byte, 0, 4*len(d.cuts)+4)
-		for n, row := range d.next {
-			b = binary.LittleEndian.AppendUint32(b[:0], uint32(class[n]))
-			for _, to := range row {
-				c := int32(-1)
-				if to >= 0 {
-					c = class[to]
-				}
-				b = binary.LittleEndian.AppendUint32(b, uint32(c))
-			}
-			c, ok := made[string(b)]
-			if !ok {
-				c = int32(len(made))
-				made[string(b)] = c
-			}
-			next[n] = c
-		}
-		class = next
-		if len(made) == count {
-			break
-		}
-		count = len(made)
-	}
+	class, count := d.classes()
 	// State 0 has class 0: classes are numbered as they are met.
 	out := &dfa{cuts: d.cuts, next: make([][]int32, count), final: make([]bool, count)}
 	for n, row := range d.next {
