@@ -3,6 +3,7 @@ package enginetest
 import (
 	"context"
 	"net"
+	"path"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -13,10 +14,24 @@ import (
 )
 
 // Plugged returns an opener whose engines are those of inner behind the plugin's client and server, on a connection in
-// memory.
-func Plugged(inner engine.Opener) engine.Opener { return plugged{inner} }
+// memory. Their calls are moments on both sides, and so is an answer between the server, which has given it, and the
+// client, which may no longer wait for it.
+func (a *Awaits) Plugged(inner engine.Opener) engine.Opener {
+	return a.Wrap(plugged{a.Wrap(inner, "server"), a}, "client")
+}
 
-type plugged struct{ inner engine.Opener }
+type plugged struct {
+	inner  engine.Opener
+	awaits *Awaits
+}
+
+// answered reports answers on their way.
+func (p plugged) answered(ctx context.Context, request any, info *grpc.UnaryServerInfo,
+	handle grpc.UnaryHandler) (any, error) {
+	answer, err := handle(ctx, request)
+	p.awaits.Reach(ctx, "the answer of "+path.Base(info.FullMethod)+" is under way")
+	return answer, err
+}
 
 // OpenTarget implements engine.Opener, as do the methods below.
 func (p plugged) OpenTarget(ctx context.Context, o engine.OpenOptions,
@@ -55,7 +70,7 @@ func openPlugged[E any](ctx context.Context, p plugged, o engine.OpenOptions, pr
 	open remoteOpen[E]) (e E, err error) {
 	listener := bufconn.Listen(1 << 20)
 	server := host.NewServer(p.inner)
-	g := grpc.NewServer(host.ServerOptions(nil)...)
+	g := grpc.NewServer(append(host.ServerOptions(nil), grpc.ChainUnaryInterceptor(p.answered))...)
 	server.Register(g)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = g.Serve(listener) }()

@@ -17,7 +17,7 @@ func TestCancelAtEveryAwait(t *testing.T) {
 	fake := enginefake.New(enginefake.Options{Vocab: 128})
 	for way, opener := range map[string]engine.Opener{
 		"in process": awaits.Wrap(fake, "engine"),
-		"plugin":     awaits.Wrap(enginetest.Plugged(awaits.Wrap(fake, "server")), "client"),
+		"plugin":     awaits.Plugged(fake),
 	} {
 		t.Run(way, func(t *testing.T) {
 			inner, err := opener.OpenScorer(t.Context(), engine.OpenOptions{

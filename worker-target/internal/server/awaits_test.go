@@ -25,9 +25,7 @@ var unwatched = engine.GuardConfig{Every: time.Hour}
 func engines(a *enginetest.Awaits) map[string]func(engine.Opener) engine.Opener {
 	return map[string]func(engine.Opener) engine.Opener{
 		"in process": func(o engine.Opener) engine.Opener { return a.Wrap(o, "engine") },
-		"plugin": func(o engine.Opener) engine.Opener {
-			return a.Wrap(enginetest.Plugged(a.Wrap(o, "server")), "client")
-		},
+		"plugin":     a.Plugged,
 	}
 }
 
