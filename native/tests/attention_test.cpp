@@ -226,23 +226,22 @@ TEST(same_bits_everywhere) {
     for (Isa level : kLevels) {
       if (level > isa_best()) continue;
       isa_force(level);
-      for (int threads : {1, 2, 5}) {
-        for (bool partial : {false, true}) {
-          Runner run(shape, threads, partial);
-          std::vector<std::vector<float>> out(rows, std::vector<float>(want[0].size(), -7.0f));
-          // All rows at once, then each alone (split over threads when there is a partial buffer).
-          for (int mode = 0; mode < 2; mode++) {
-            for (int i = 0; i < rows; i++) r[i].out = out[i].data();
-            if (mode == 0) {
-              run.run({c.group(r.data(), rows)});
-            } else {
-              for (int i = 0; i < rows; i++) run.run({c.group(r.data() + i, 1)});
-            }
-            for (int i = 0; i < rows; i++) {
-              CHECK_MSG(std::memcmp(out[i].data(), want[i].data(), want[i].size() * 4) == 0,
-                        std::string(isa_name(level)) + " threads " + std::to_string(threads) + " row " +
-                            std::to_string(i) + " mode " + std::to_string(mode) + " dim " + std::to_string(sh.dim));
-            }
+      for (const auto& [threads, partial] : {std::pair{1, true}, {2, false}, {2, true}, {5, true}}) {
+        if (level == Isa::kScalar && threads == 2) continue;  // the scalar path is most of the time
+        Runner run(shape, threads, partial);
+        std::vector<std::vector<float>> out(rows, std::vector<float>(want[0].size(), -7.0f));
+        // All rows at once, then each alone (split over threads when there is a partial buffer).
+        for (int mode = 0; mode < 2; mode++) {
+          for (int i = 0; i < rows; i++) r[i].out = out[i].data();
+          if (mode == 0) {
+            run.run({c.group(r.data(), rows)});
+          } else {
+            for (int i = 0; i < rows; i++) run.run({c.group(r.data() + i, 1)});
+          }
+          for (int i = 0; i < rows; i++) {
+            CHECK_MSG(std::memcmp(out[i].data(), want[i].data(), want[i].size() * 4) == 0,
+                      std::string(isa_name(level)) + " threads " + std::to_string(threads) + " row " +
+                          std::to_string(i) + " mode " + std::to_string(mode) + " dim " + std::to_string(sh.dim));
           }
         }
       }
@@ -288,6 +287,7 @@ TEST(every_pair_of_types_equals_its_decoded_values) {
         isa_force(level);
         Runner run(shape, 2, false);
         for (const bool alone : {false, true}) {
+          if (level == Isa::kScalar && alone != (round % 2 == 0)) continue;  // it is most of the time
           for (int i = 0; i < count; i++) got[i].assign(want[i].size(), -7.0f), rows[i].out = got[i].data();
           if (!alone) run.run({c.group(rows.data(), count)});
           for (int i = 0; alone && i < count; i++) run.run({c.group(rows.data() + i, 1)});
@@ -458,7 +458,7 @@ TEST(pages_in_any_order_have_the_same_bits) {
     std::vector<int32_t> tail;
     for (int i = 0; i < 30; i++) tail.push_back(640 + i * 17 % 60);
     std::vector<AttentionRow> rows;
-    for (int i = 0; i < 24; i++) rows.push_back({nullptr, nullptr, i % 5 == 4 ? 70 + i : 0, 500 + i, 0, nullptr});
+    for (int i = 0; i < 10; i++) rows.push_back({nullptr, nullptr, i % 5 == 4 ? 70 + i : 0, 500 + i, 0, nullptr});
     for (int i = 0; i < 6; i++) rows.push_back({nullptr, nullptr, i % 4 == 3 ? 150 : 0, 625, 1 + 5 * i, nullptr});
     rows.push_back({nullptr, nullptr, 0, 64, 0, nullptr});
     rows.push_back({nullptr, nullptr, 10, 10, 0, nullptr});
