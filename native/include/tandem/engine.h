@@ -91,7 +91,7 @@ typedef struct tnd_open_options {
                                max_sequences * max_context as far as the cap allows, when max_sequences is 0 at most
                                4 * max_context and half of what the cap leaves; at least max_context; scorers: 0 */
   int32_t attention_window; /* targets: a row reads the keys and values of its own position and of the
-                               attention_window - 1 before it, at least 64; 0 = of all. Other texts than with 0, so
+                               attention_window - 1 before it, at least 128; 0 = of all. Other texts than with 0, so
                                another contract (tnd_info.numerics) and other states. Others: 0 */
 } tnd_open_options;
 

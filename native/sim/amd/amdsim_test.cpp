@@ -1,5 +1,5 @@
-// The simulator's instructions against what they are made of. Bits of whole kernels are compared elsewhere: their tests
-// run in the simulator as on a card.
+// Compares the simulator's instructions with plain C++. Whole kernels are compared elsewhere: their tests run in the
+// simulator as on a card.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -67,7 +67,7 @@ uint32_t as_bits(float f) {
   return std::bit_cast<uint32_t>(f);
 }
 
-// Whether something ends the program.
+// Returns whether f ends the program.
 template <typename F>
 bool dies(const F& f) {
   const pid_t child = fork();
@@ -183,7 +183,7 @@ TEST(lanes_that_are_off_give_zero_to_others) {
   CHECK_EQ(b.wave->v[2][3], 0u);  // lane 4 is off
 }
 
-// What clang makes of a / b, with the hardware's approximation of 1 / b an ulp off either way.
+// The code that clang emits for a / b, with the hardware's approximation of 1 / b an ulp too high or too low.
 TEST(divisions_are_rounded_as_those_of_the_host) {
   std::mt19937 rng(1);
   Bench b;
@@ -212,7 +212,7 @@ TEST(divisions_are_rounded_as_those_of_the_host) {
           "v_div_fixup_f32 v2, v2, v1, v0");
     for (uint32_t l = 0; l < 32; ++l) {
       const float want = x[l] / y[l], got = as_float(b.wave->v[2][l]);
-      // The manual does not say what becomes of quotients that overflow even with the divisor scaled by 2^64.
+      // The manual does not define quotients that overflow even with the divisor scaled by 2^64.
       if (std::isinf(want) && std::isfinite(x[l]) && std::fabs(x[l]) > 1.0f) continue;
       if (std::isnan(want)) {
         CHECK(std::isnan(got));

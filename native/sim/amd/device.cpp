@@ -26,7 +26,7 @@ T read_at(const uint8_t* p) {
   return value;
 }
 
-// What a program prints about a file.
+// Returns the output of a command.
 std::string output_of(const std::string& command) {
   FILE* pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) quit("cannot run " + command);
@@ -95,7 +95,7 @@ int host_threads() {
   return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 }
 
-// Bits of KERNEL_CODE_PROPERTIES, in the order in which user registers are given out, with their numbers.
+// Bits of KERNEL_CODE_PROPERTIES, in the order in which user registers are assigned, with their counts.
 struct UserRegister {
   int bit, count;
 };
@@ -116,7 +116,7 @@ void start_wave(const Launch& launch, Grid block, uint32_t index, Group* group, 
   for (uint32_t& s : w->s) s = 0xA5A5A5A5u;
   w->scc = false, w->ended = false, w->waits = false, w->holds = false;
   w->group = group;
-  w->recent = {};  // what was there for the last launch may be gone
+  w->recent = {};  // memory of the last launch may have been freed
   w->number = static_cast<uint8_t>(index);
   w->epoch = 1;
   w->next = kernel.entry;
@@ -125,7 +125,7 @@ void start_wave(const Launch& launch, Grid block, uint32_t index, Group* group, 
   for (const UserRegister& user : kUserRegisters) {
     if ((kernel.properties >> user.bit & 1) == 0) continue;
     if (kernel.gfx10 && (user.bit == kScratchBufferBit || user.bit == kScratchBit)) {
-      at += user.count;  // where private memory is, which the simulator knows by itself
+      at += user.count;  // the address of private memory, which the simulator keeps itself
       continue;
     }
     if (user.bit != kArgumentsBit) quit(kernel.name + " wants user registers that the simulator has not");

@@ -17,15 +17,15 @@ struct Grid {
   uint32_t x = 1, y = 1, z = 1;
 };
 
-// A code object of one processor, as clang puts it into a library. Its instructions are decoded when
-// a kernel is first launched.
+// A code object for one processor, as clang embeds it in a library. Its instructions are decoded when a kernel is
+// first launched.
 class CodeObject {
  public:
-  // elf: the object, which must outlive this. Ends the program on what it cannot read.
+  // elf: the object, which must outlive this. Ends the program if it cannot be read.
   CodeObject(const uint8_t* elf, uint64_t bytes, const std::string& processor);
   // find returns null where the object has no kernel of that name.
   const Kernel* find(const std::string& name);
-  // print_counts writes a line a kernel that ran: name, launches, waves, instructions by Class.
+  // print_counts writes one line for each kernel that ran: name, launches, waves, instructions by Class.
   void print_counts(FILE* to) const;
 
  private:

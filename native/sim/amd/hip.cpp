@@ -1,10 +1,10 @@
-// The calls of HIP that the engine makes, over the simulator. Work is done when it is asked for, so streams are done at
-// once. A library that was linked with HIP runs with this one loaded before it:
+// The calls of HIP that the engine makes, over the simulator. Calls run their work before they return, so streams are
+// always idle. A library that was linked with HIP runs with this one loaded before it:
 //   LD_PRELOAD=native/build/libamdsim.so TANDEM_ENGINE_LIB=native/build/libtandem_hip.so …
 // Environment:
-//   TANDEM_AMDSIM_PROCESSOR  gfx1100 (the default), gfx1030, gfx1151, gfx1201, …: which code of the library runs
-//   TANDEM_AMDSIM_MEMORY     bytes of device memory, 2 GiB unless told
-//   TANDEM_AMDSIM_THREADS    threads of the host that run work groups, all unless told
+//   TANDEM_AMDSIM_PROCESSOR whose code of the library runs: gfx1100 (the default), gfx1030, gfx1151, gfx1201, …
+//   TANDEM_AMDSIM_MEMORY bytes of device memory, by default 2 GiB
+//   TANDEM_AMDSIM_THREADS threads of the host that run work groups, by default all
 //   TANDEM_AMDSIM_COUNTS     file that gets a line a kernel at the end: name, launches, waves, then its instructions:
 //                            scalar, vector, vector of words' products or 64 bits, matrix, shared memory, memory
 //   TANDEM_AMDSIM_LLVM       folder of llvm-objdump and llvm-readelf
@@ -32,7 +32,7 @@ using tnd::amdsim::Memory;
 
 namespace {
 
-// Of every processor.
+// The same for every processor.
 constexpr uint32_t kSharedPerBlock = 64 * 1024;
 constexpr uint32_t kThreadsPerBlock = 1024;
 
@@ -78,7 +78,7 @@ hipError_t allocate(void** out, size_t bytes) {
   if (all.used + bytes > memory_bytes()) return report(hipErrorOutOfMemory);
   void* p = nullptr;
   if (posix_memalign(&p, 256, bytes + 256) != 0) return report(hipErrorOutOfMemory);
-  std::memset(p, 0xA5, bytes);  // whatever was there before
+  std::memset(p, 0xA5, bytes);  // contents are unspecified
   all.allocations[p] = bytes;
   all.used += bytes;
   Memory::of_device().add(p, bytes);
@@ -98,7 +98,7 @@ hipError_t release(void* p) {
   return hipSuccess;
 }
 
-// What a launch was called with, between the two calls of a kernel's stub.
+// The configuration of a launch, kept between the two calls of a kernel's stub.
 struct Configuration {
   dim3 blocks, threads;
   size_t shared = 0;

@@ -31,7 +31,7 @@ std::string present_name(std::string name) {
   for (const auto& [old_name, new_name] : kWhole) {
     if (name == old_name) return std::string(new_name);
   }
-  // In this order: the first that fits.
+  // In this order: the first match counts.
   static const std::pair<std::string_view, std::string_view> kParts[] = {
       {"ds_read2st64_", "ds_load_2addr_stride64_"},
       {"ds_write2st64_", "ds_store_2addr_stride64_"},
@@ -168,7 +168,7 @@ Class class_of(std::string_view name) {
   return name.find("64") != std::string_view::npos ? Class::kSlowVector : Class::kVector;
 }
 
-// parse_modifier returns false for one that the simulator does not know. Hints for caches are known and ignored.
+// parse_modifier returns false for an unknown modifier. Hints for caches are accepted and ignored.
 bool parse_modifier(std::string_view s, Inst* inst) {
   bool known = s == "glc" || s == "slc" || s == "dlc" || starts_with(s, "scope:") || starts_with(s, "th:");
   const auto value = [&](std::string_view name, auto&& take) {
@@ -214,7 +214,7 @@ void parse_instruction(std::string_view text, Inst* inst) {
     const size_t comma = rest.find(", ");
     std::string_view piece = rest.substr(0, comma);
     rest = comma == std::string_view::npos ? std::string_view() : trim(rest.substr(comma + 2));
-    // The last operand has the modifiers behind it.
+    // The modifiers follow the last operand.
     bool first = true;
     while (!piece.empty()) {
       const size_t end = piece.find(' ');

@@ -1,5 +1,5 @@
-// Instructions of AMD processors (RDNA2 to RDNA4, waves of 32 lanes) as the simulator runs them: decoded from what
-// llvm-objdump prints, so that the encoding is the compiler's business.
+// Instructions of AMD processors (RDNA2 to RDNA4, waves of 32 lanes) as the simulator runs them. They are decoded from
+// the output of llvm-objdump, so nothing here depends on their encoding.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct Wave;
 struct Inst;
 using Handler = void (*)(Wave&, const Inst&);
 
-// Vector registers: those of the processor and three that only the simulator knows.
+// Vector registers: those of the processor and three that only the simulator has.
 inline constexpr int kVectors = 256, kHidden = 256, kHiddenCount = 3;
 // Scalar registers by their numbers in the encoding.
 enum : uint16_t { kVcc = 106, kTtmp = 108, kNullReg = 124, kM0 = 125, kExec = 126, kScalars = 128 };
@@ -32,7 +32,7 @@ struct Operand {
   uint64_t double64 = 0;
 };
 
-// What an instruction keeps busy. A slow vector instruction multiplies words or is of 64 bits.
+// The unit that an instruction occupies. A slow vector instruction multiplies words or is of 64 bits.
 enum class Class : uint8_t { kScalar, kVector, kSlowVector, kMatrix, kShared, kMemory };
 inline constexpr int kClasses = 6;
 
@@ -48,11 +48,11 @@ struct Inst {
   bool clamp = false;
   int target = -1;               // of a branch, index into Code::insts
   std::unique_ptr<Inst> second;  // of a dual instruction
-  // gfx10's parts of registers: `inner` works on hidden ones, run takes and puts the parts.
+  // gfx10's parts of registers: `inner` works on hidden registers, run extracts and inserts the parts.
   std::unique_ptr<Inst> inner;
   Part parts[3] = {Part::kDword, Part::kDword, Part::kDword};  // of the result and two sources
   bool extends[3] = {};                                        // sources with their sign
-  bool keeps = false;                                          // the rest of the result stays, else it is zero
+  bool keeps = false;                                          // the rest of the result is kept, else it is zero
   uint64_t address = 0;
   std::string text;
 };
@@ -64,11 +64,12 @@ struct Code {
   int at(uint64_t address) const;
 };
 
-// disassemble reads the listing of `llvm-objdump -d`. Instructions that the simulator does not know keep a null
-// handler: running into one ends the program.
+// disassemble reads the listing of `llvm-objdump -d`. Instructions that the simulator lacks have a null handler:
+// running one ends the program.
 Code disassemble(const std::string& listing);
 
-// handler_of names what runs an instruction, null if it is unknown. The name is that of gfx11, without _e32 and _e64.
+// handler_of returns the function that runs an instruction, null if it is unknown. The name is that of gfx11, without
+// _e32 and _e64.
 Handler handler_of(std::string_view name);
 
 }  // namespace tnd::amdsim

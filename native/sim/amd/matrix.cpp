@@ -44,8 +44,8 @@ void v_fma_mix_f16(Wave& w, const Inst& i) {
   }
   write(w, i.o[0], out);
 }
-// Both halves of a word; op_sel and op_sel_hi say which half of a source the lower and the upper result take. Sums and
-// products of two halves in f32 are rounded to halves as if they were rounded once.
+// Both halves of a word; op_sel and op_sel_hi choose the half of a source for the lower and the upper result. Sums and
+// products of two halves are computed in f32 and rounded to halves, with the result of a single rounding.
 template <auto F>
 void v_packed_half(Wave& w, const Inst& i) {
   Lanes pa, pb, out;

@@ -1,4 +1,4 @@
-// Loads, stores and atomics, and which memory there is.
+// Loads, stores and atomics, and the list of allocated memory.
 #include <map>
 #include <mutex>
 #include <shared_mutex>
@@ -92,8 +92,8 @@ void load_words(Wave& w, const Inst& i) {
     for (int n = 0; n < WORDS; ++n) w.v[i.o[0].index + n][l] = out[n][l];
   });
 }
-// Operands of stores: address, data[, scalar]: the scalar stands behind the data.
-// address_operands brings them together.
+// Operands of stores: address, data[, scalar]: the scalar comes after the data. address_operands moves it to
+// the address.
 Inst address_operands(const Inst& i) {
   Inst view;
   view.o[0] = i.o[0];
@@ -110,7 +110,7 @@ void store_behind(Wave& w, const Inst& i) {
   });
 }
 
-// One number of less than 32 bits. PLACE: whole register, its lower or its upper half.
+// A value of less than 32 bits. PLACE: whole register, its lower or its upper half.
 enum class Place { kWhole, kLow, kHigh };
 template <Place PLACE, typename T>
 uint32_t placed(uint32_t old, T value) {
@@ -204,7 +204,7 @@ void ds_store_small(Wave& w, const Inst& i) {
     std::memcpy(shared_at(w, Access::kWrite, address, sizeof value, l), &value, sizeof value);
   });
 }
-// Lanes in ascending order, as good as any.
+// Lanes in ascending order; any order is allowed.
 template <bool RETURNS, auto F>
 void ds_atomic(Wave& w, const Inst& i) {
   const Operand& address = i.o[RETURNS ? 1 : 0];

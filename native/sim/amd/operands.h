@@ -75,7 +75,7 @@ inline void set_scalar64(Wave& w, const Operand& o, uint64_t value) {
   w.s[o.index + 1] = static_cast<uint32_t>(value >> 32);
 }
 
-// What neg and abs do to the sign, by the width of a float.
+// The width of the float whose sign neg and abs change.
 enum class Width { kInt, kFloat, kHalf };
 
 template <Width WIDTH>
@@ -132,7 +132,7 @@ inline void write(Wave& w, const Operand& o, const uint32_t* values) {
   }
   write_lanes(w, o.index, values);
 }
-// The lower 16 bits; the upper ones stay.
+// Writes the lower 16 bits; the upper ones are kept.
 inline void write_low(Wave& w, const Operand& o, Lanes& values) {
   const uint32_t* old = w.v[o.index];
   for (int l = 0; l < kLanes; ++l) values[l] = (values[l] & 0xFFFFu) | (old[l] & 0xFFFF0000u);

@@ -119,7 +119,7 @@ void scalar_compares(Table& table, const std::string& type) {
 
 void add_scalar_instructions(Table& table) {
   const auto add = [&](const std::string& name, Handler run) { table[name] = run; };
-  // Scheduling, caches and ends of programs; waits are the compiler's.
+  // Scheduling hints, waits, caches and ends of programs, which do nothing here: the compiler's waits are not checked.
   for (const char* name : {"s_nop",
                            "s_setreg_b32",
                            "v_nop",

@@ -1,4 +1,4 @@
-// Arithmetic of lanes on 32 and 64 bits, and what goes between lanes.
+// Arithmetic of lanes on 32 and 64 bits, and exchanges between lanes.
 #include "sim/amd/operands.h"
 
 namespace tnd::amdsim {
@@ -153,7 +153,7 @@ void v_carry(Wave& w, const Inst& i) {
 
 void v_cndmask(Wave& w, const Inst& i) {
   Lanes pa, pb, out;
-  const uint32_t* a = read<Width::kFloat>(w, i.o[1], pa);  // its signs may be changed
+  const uint32_t* a = read<Width::kFloat>(w, i.o[1], pa);  // with neg and abs
   const uint32_t* b = read<Width::kFloat>(w, i.o[2], pb);
   const uint32_t mask = scalar32(w, i.o[3]);
   for (uint32_t l = 0; l < kLanes; ++l) out[l] = (mask >> l & 1u) != 0 ? b[l] : a[l];
@@ -182,7 +182,7 @@ void v_mbcnt_lo(Wave& w, const Inst& i) {
   for (uint32_t l = 0; l < kLanes; ++l) out[l] = static_cast<uint32_t>(std::popcount(a[l] & ((1u << l) - 1))) + b[l];
   write(w, i.o[0], out);
 }
-// Waves of 32 lanes have no upper half to count in.
+// Waves of 32 lanes have no upper half, so this counts nothing.
 void v_mbcnt_hi(Wave& w, const Inst& i) {
   Lanes pb;
   write(w, i.o[0], read<Width::kInt>(w, i.o[2], pb));
@@ -249,7 +249,7 @@ void v_div_fmas_f32(Wave& w, const Inst& i) {
   const uint32_t* c = read<Width::kFloat>(w, i.o[3], p2);
   for (uint32_t l = 0; l < kLanes; ++l) {
     // Undoes what v_div_scale did, rounding once: c is the scaled quotient,
-    // whose exponent tells which of the two it was.
+    // whose exponent shows which of the two was scaled.
     const double y = std::fma(double{as_float(a[l])}, double{as_float(b[l])}, double{as_float(c[l])});
     const bool scaled = (w.s[kVcc] >> l & 1u) != 0;
     out[l] = as_bits(static_cast<float>(scaled ? std::ldexp(y, exponent(c[l]) > 127 ? 64 : -64) : y));

@@ -27,7 +27,7 @@ class Memory {
   static Memory& of_device();
 };
 
-// Where a kernel begins and what a work group needs.
+// Where a kernel begins, and the resources of a work group.
 struct Kernel {
   std::string name;  // mangled
   const Code* code = nullptr;
@@ -46,8 +46,8 @@ struct Kernel {
   mutable std::atomic<uint64_t> launches{0}, waves{0}, instructions[kClasses]{};
 };
 
-// Who touched two bytes of shared memory since which barrier. Waves run one after the other here: what another wave
-// wrote or read since the last barrier is a race on a card.
+// The waves that accessed two bytes of shared memory, and after which barrier. Waves run one after the other here; an
+// access to bytes that another wave accessed since the last barrier, if one of both writes, is a race on a card.
 struct Touch {
   uint32_t write_epoch = 0, read_epoch = 0;  // 1 for before the first barrier; 0: never
   uint32_t readers = 0;                      // bit i: wave i of the group, since read_epoch
@@ -67,7 +67,7 @@ struct Wave {
   uint32_t s[kScalars];
   bool scc = false;
   const Inst* at = nullptr;  // the instruction that runs, for reports
-  int next = 0;              // the one behind it
+  int next = 0;              // the one after it
   bool ended = false, waits = false;
   uint8_t number = 0;  // in its group
   uint32_t epoch = 1;  // barriers passed, and one
@@ -88,7 +88,7 @@ struct Wave {
   [[noreturn]] void fail(const char* what, uint64_t address = 0, int lane = -1) const;
 };
 
-// run_until_barrier lets a wave go on until it waits at a barrier or ends.
+// run_until_barrier runs a wave until it waits at a barrier or ends.
 void run_until_barrier(Wave& wave);
 
 }  // namespace tnd::amdsim

@@ -74,7 +74,7 @@ void Runner::fail(const Lane& at, const char* what) {
   error_ = text;
 }
 
-// No lane can go on: reports which lanes wait where.
+// No lane can continue: reports which lanes wait where.
 void Runner::describe_deadlock() {
   if (!error_.empty()) return;
   int at_barrier = 0, ended = 0, waiting = 0, polling = 0;
@@ -110,7 +110,7 @@ void Runner::enter(void* argument) {
   r.leave(l);
 }
 
-// The running lane has put itself into one of its warp's other masks.
+// The running lane has moved itself to one of its warp's other masks.
 void Runner::leave(Lane& from) {
   Warp& w = warp_of(from);
   w.ready &= ~(1u << from.lane);
@@ -169,7 +169,7 @@ void Runner::happened() {
 }
 
 // A barrier in shared memory: 16 bits of arrivals that are missing, 16 of arrivals of a phase, 31 of bytes that are
-// missing (they may come before they are expected) from 2^30 on, the phase.
+// missing, counted from 2^30 on (they may come before they are announced), the phase.
 namespace {
 struct BarrierState {
   uint32_t missing, count;
@@ -428,7 +428,7 @@ bool Runner::run(const Grid& grid, Dim3 block_idx, uint64_t seed, std::string* e
   if (!bulk_.empty()) fail(*lanes_[0], "the block ended before a bulk copy that nobody waited for");
   const uint64_t shared =
       statics_.empty() ? dynamic : *std::max_element(shared_used_.begin(), shared_used_.begin() + blocks_);
-  constexpr uint64_t kGuards = 1024;  // at most, of a kernel's arrays
+  constexpr uint64_t kGuards = 1024;  // most guards of a kernel's arrays
   const uint64_t limit = shared_per_block();
   if (error_.empty() && (dynamic > limit || shared > limit + kGuards)) {
     fail(*lanes_[0], "more shared memory than the device has");

@@ -16,13 +16,13 @@ namespace tnd::gpu::emu {
 
 constexpr int kMaxThreads = 1024;
 constexpr unsigned kMaxShared = 227 * 1024;
-// Of the emulated device: kMaxShared unless TND_EMU_SHARED says less.
+// Of the emulated device: kMaxShared, or less by TND_EMU_SHARED.
 unsigned shared_per_block();
 constexpr int kMaxCluster = 8;
-constexpr uint8_t kPattern = 0xFF;  // of memory that nobody wrote: NaN as a float, -1 as an integer
-constexpr uint8_t kGuard = 0xA5;    // behind shared and device memory
+constexpr uint8_t kPattern = 0xFF;  // of memory before its first write: NaN as a float, -1 as an integer
+constexpr uint8_t kGuard = 0xA5;    // after shared and device memory
 
-// What the launches of a grid share.
+// The data that all blocks of a grid share.
 struct Grid {
   const Launch* launch = nullptr;
   const std::function<void()>* body = nullptr;
@@ -71,7 +71,7 @@ class Runner {
   };
   struct Warp {
     uint32_t present = 0, ready = 0, waiting = 0, at_barrier = 0, ended = 0;
-    uint32_t polling = 0;  // for a condition that another thread brings about, then all of them look again
+    uint32_t polling = 0;  // lanes that wait for a condition; each event makes all check again
     Apply apply = nullptr;
     std::array<void*, TND_WARP> operands{};
   };

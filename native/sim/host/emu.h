@@ -1,21 +1,21 @@
 // Host emulation of the GPU, included by gpu/runtime/runtime.h: kernels (*.cu) compiled as C++, the threads of a block
 // run as fibers on one host thread.
 //
-// What it is for: the same kernel source is tested on machines without a GPU, and more strictly than a GPU would.
-//   - __syncthreads, warp functions and matrix instructions wait for all threads they concern, and a block in which
-//     they can never all arrive fails with a message instead of hanging.
+// Purpose: it tests the same kernel source on machines without a GPU, and more strictly than a GPU would.
+//   - __syncthreads, warp functions and matrix instructions wait for all threads that take part. A block in which some
+//     can never arrive fails with a message instead of hanging.
 //   - Blocks run in a shuffled order on several host threads, warps and lanes of a block in a shuffled order between
 //     barriers (seed: TND_EMU_SEED). Results must not depend on it.
 //   - Shared memory and fresh device memory hold a pattern (NaN as a float); shared memory, dynamic and static, and
-//     device memory end in guard bytes that are looked at after every block or at release; large overruns hit a page
+//     device memory end in guard bytes that are checked after every block or at release; large overruns hit a page
 //     without access. Sanitised builds (TND_SANITIZE) check every access.
 //   - copy_async and bulk copies deliver when waited for, and the destination holds the pattern until then.
 //   - Blocks of a cluster run together, in one host thread.
-//   - A thread that asks for bytes named by set_fresh in the background before it calls wait_for_previous()
+//   - A thread that starts to copy bytes named by set_fresh in the background before it calls wait_for_previous()
 //     is reported.
 //   - Launches and copies of a stream run at sync, not before: host memory must live as long as the contract says.
-// What it is not: a timing model. Lanes of a warp run one after the other between collectives, blocks to their end:
-// kernels that wait for another block of the grid (persistent ones with a grid barrier) cannot run here.
+// It is not a timing model. Lanes of a warp run one after the other between collectives, blocks to their end: kernels
+// that wait for another block of the grid (persistent ones with a grid barrier) cannot run here.
 #pragma once
 
 #include <cmath>
@@ -92,7 +92,7 @@ void launch(Stream& stream, const Launch& l, std::function<void()> body);
 void set_threads(int threads);
 void set_seed(uint64_t seed);
 
-// set_fresh names device memory that stands for what earlier launches of a step write; empty = none.
+// set_fresh names device memory that counts as written by earlier launches of a step; empty = none.
 // Not while a stream synchronises.
 struct Bytes {
   const void* begin;
@@ -102,7 +102,7 @@ void set_fresh(std::vector<Bytes> fresh);
 
 // ---- collectives
 
-// A collective of a warp: every lane hands in a pointer to its operands, the last one runs `apply` on all 32.
+// A collective of a warp: every lane passes a pointer to its operands, and the last one runs `apply` on all 32.
 using Apply = void (*)(void* const operands[32]);
 void warp_collective(Apply apply, void* operands);
 void sync_block();
@@ -132,7 +132,7 @@ void sync_warp();
 
 // ---- shared memory
 
-// static_memory returns the block's memory behind a declaration (key: an address of its own), made at first use.
+// static_memory returns the block's memory for a declaration (key: an address unique to it), allocated at first use.
 void* static_memory(const void* key, uint64_t bytes, uint64_t align);
 template <typename T>
 T& static_shared(const void* key) {

@@ -81,7 +81,7 @@ void Fiber::start(void (*entry)(void*), void* argument) {
   size_ = kStack;
 #endif
 #if defined(__x86_64__)
-  // Six registers, then the address that the switch returns to; begin() finds the stack as after a call.
+  // Six registers, then the address to which the switch returns; the stack is then as after a call of begin().
   auto* top = reinterpret_cast<void**>(bottom + kStack - 64);
   *--top = nullptr;  // a return address for begin
   *--top = reinterpret_cast<void*>(&Fiber::begin);
@@ -108,7 +108,8 @@ void Fiber::switch_to(Fiber* from, Fiber* to) {
   swapcontext(&from->context_, &to->context_);
 #endif
 #if defined(__SANITIZE_ADDRESS__)
-  // Back in `from`. The stack just left is told, which is how that of the host thread itself becomes known.
+  // Back in `from`. The sanitizer returns the bounds of the stack just left; this also records those of the host
+  // thread's own stack.
   __sanitizer_finish_switch_fiber(from->fake_, &leaving->bottom_, &leaving->size_);
 #endif
 }

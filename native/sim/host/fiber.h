@@ -1,5 +1,5 @@
-// Fibers: stacks that hand the processor to each other on one host thread. x86-64 by hand (two nanoseconds a switch),
-// elsewhere by ucontext.
+// Fibers: stacks that switch to each other on one host thread. On x86-64 the switch is hand-written (two nanoseconds),
+// elsewhere it uses ucontext.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +18,8 @@ class Fiber {
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  // start makes the fiber begin at entry(argument) at its next switch; what it did before is forgotten. entry never
-  // returns. The stack is made at the first call and kept.
+  // start makes the fiber begin at entry(argument) at its next switch, and abandons its earlier state. entry never
+  // returns. The stack is allocated at the first call and kept.
   void start(void (*entry)(void*), void* argument);
   // switch_to saves the running fiber in `from` and continues `to`. The host thread's own stack
   // is a Fiber without start.

@@ -50,7 +50,8 @@ void multiply_16x8(void* const operands[kLanes], const T (&a)[16][K], const T (&
 #endif
 
 #if defined(__AVX2__)
-// As below with pairs of k in 16 bits: one instruction for eight columns. Matrix products are most of what is emulated.
+// As below, with pairs of k in 16 bits: one instruction for eight columns. Most of the emulation's time is
+// matrix products.
 template <int K, bool A_SIGNED>
 void apply_bytes(void* const operands[kLanes]) {
   alignas(32) int32_t a[16][K / 2];  // pairs of k
@@ -165,7 +166,7 @@ void apply_load_matrix(void* const operands[kLanes]) {
   }
 }
 
-// WMMA: lane % 16 is the row of A and the column of B. Of gfx11 lanes 16..31 hold the same again, which is checked; of
+// WMMA: lane % 16 is the row of A and the column of B. On gfx11 lanes 16..31 repeat lanes 0..15, which is checked; on
 // gfx12 they hold the second eight k.
 template <int GFX, typename ACC, typename T>
 void multiply_wmma(void* const operands[kLanes], const T (&a)[16][16], const T (&b)[16][16]) {

@@ -1,5 +1,5 @@
-// Host side of the emulation: one device that is this computer, its memory, its streams,
-// and the host threads that run blocks.
+// Host side of the emulation: one device, which is this computer, its memory, its streams, and the host threads that
+// run blocks.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -276,7 +276,7 @@ Status device_info(int device, DeviceInfo* out) {
   out->name = "GPU emulation";
   out->processors = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   out->shared_per_block = static_cast<int>(emu::shared_per_block());
-  out->major = out->shared_per_block > 64 * 1024 ? 8 : 7;  // what has less is an sm_75
+  out->major = out->shared_per_block > 64 * 1024 ? 8 : 7;  // with less it counts as sm_75
   out->l2_bytes = 1 << 20;
   out->total_bytes = meminfo_available();
   return Status();

@@ -73,7 +73,7 @@ void read_key(const KvLayout& l, const void* k, int32_t slot, void* row) {
   for_key(l, slot, [&](size_t at, size_t to, auto n) { std::memcpy(dst + to, cache + at, n); });
 }
 
-// One head's row in portable form: x itself or what it was encoded to in `room`.
+// Returns one head's row in portable form: x itself, or its encoding in `room`.
 const void* encode_row(KvType t, const float* x, int dim, void* room) {
   if (t == KvType::kF32) return x;
   if (t == KvType::kF16) {
@@ -222,8 +222,8 @@ size_t attention_partial_bytes(const AttentionShape& shape, int32_t max_context)
 
 namespace {
 
-// How a call is cut: blocks of `rows` rows of each group for every kv head, and segment ranges when partial results are
-// merged afterwards.
+// How a call is divided: blocks of `rows` rows of each group for every kv head, and segment ranges when partial results
+// are merged afterwards.
 struct Plan {
   int rows;          // per block
   int n_blocks;      // over all groups
@@ -257,7 +257,7 @@ Plan make_plan(int threads, const AttentionShape& shape, const AttentionGroup* g
   if (items >= threads || threads == 1) return p;
   p.segment_base = first;
   p.segments = end - first;
-  // Few rows: cut the keys, at least two segments each, when the partial results fit.
+  // Few rows: divide the keys, at least two segments a range, when the partial results fit.
   const size_t need = rows * shape.q_heads * p.segments * (shape.kv.dim + 2) * sizeof(float);
   const int ranges = std::min((2 * threads + items - 1) / items, p.segments / 2);
   if (ranges > 1 && need <= partial_bytes) {

@@ -10,10 +10,10 @@
 //   segments merge ascending into the running (M, L, O), the first one copied:
 //     M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L = fma(L, a, l*b), O[d] = fma(O[d], a, o[d]*b)
 //   result O[d] / L; a query that sees nothing gives zeros.
-// k_j[d] and v_j[d] are the cached values as f32; of a block, code * scale, rounded never, or code * scale + minimum,
-// rounded once (NUMERICS.md). Of TQ3_0 they are the rotated ones: callers rotate queries before and outputs back
-// afterwards (core/tq3.h).
-// Nothing depends on slots or pages: a key has the same effect whether it waits at slot n+17 of a tree or was committed
+// k_j[d] and v_j[d] are the cached values as f32. Of a block they are code * scale, which is exact, or code * scale +
+// minimum, rounded once (NUMERICS.md). Of TQ3_0 they are the rotated values: callers rotate queries before, and outputs
+// back afterwards (core/tq3.h).
+// Nothing depends on slots or pages: a key has the same effect whether it lies at slot n+17 of a tree or was committed
 // at n+3, and wherever its page lies in the pool.
 #pragma once
 
@@ -31,9 +31,9 @@ using tnd::KvType;
 //   K [capacity/16 tiles], V [capacity][dim]
 //   a tile of F32, F16 or BF16: [dim][16 positions] (16 keys lie in the lanes of one vector)
 //   a tile of blocks: per block of 32 dims the portable blocks of the 16 positions side by side: [16] scales and [16]
-//   minima (halves; minima where the type has them), then every byte behind them as [16 positions]: four of fifth bits
-//   where the type has them (byte i holds those of dims 8 i to 8 i + 7), then codes, 32 int8 or 16 of nibbles (dim j
-//   low, dim j + 16 high), or 8 of two bits (byte i: dims 4 i to 4 i + 3) and 4 of third bits
+//   minima (halves; minima where the type has them), then every later byte as [16 positions]: four of fifth bits where
+//   the type has them (byte i holds those of dims 8 i to 8 i + 7), then codes, 32 int8 or 16 of nibbles (dim j low, dim
+//   j + 16 high), or 8 of two bits (byte i: dims 4 i to 4 i + 3) and 4 of third bits
 // Rows of V are in the type's portable form (ggml blocks; docs/spec/kv-cache.md section 3.1). A slot holds one
 // position's row of all heads. Both bases 64-byte aligned.
 struct KvLayout {
@@ -66,7 +66,7 @@ void kv_import(const KvLayout& l, void* k_cache, void* v_cache, int32_t slot, co
 
 // One query row. It sees the past positions [first, past) by the pages of its group, then n_tail keys at absolute
 // positions past, past+1, … held in slots tail[0], tail[1], … (a tree row: its ancestors by depth and itself; a row of
-// a bidirectional block: the whole block). `first` cuts the tail too (sliding window).
+// a bidirectional block: the whole block). `first` limits the tail too (sliding window).
 struct AttentionRow {
   const float* q = nullptr;  // [q_heads, dim]
   float* out = nullptr;      // [q_heads, dim], may equal q
@@ -94,10 +94,10 @@ struct AttentionShape {
   float scale = 0;      // 1/sqrt(dim) of the model
 };
 
-// attention_scratch_bytes is what one thread of the pool needs, for any number of rows and positions.
+// attention_scratch_bytes returns the scratch of one thread of the pool, for any number of rows and positions.
 size_t attention_scratch_bytes(const AttentionShape& shape);
-// attention_partial_bytes is a buffer that lets few rows over a long context use all threads (at most 64 MiB).
-// max_context in positions.
+// attention_partial_bytes returns the size of a buffer that lets few rows over a long context use all threads (at most
+// 64 MiB). max_context in positions.
 size_t attention_partial_bytes(const AttentionShape& shape, int32_t max_context);
 
 // Memory planned by the caller, 64-byte aligned, reusable by the next call.

@@ -1,11 +1,11 @@
-// Inside of attention: what the driver (attention.cpp) hands to the kernels of an instruction set, and the vector code
-// itself, written once over a vector type (attention_avx2.cpp, attention_avx512.cpp).
+// Internals of attention: the data that the driver (attention.cpp) passes to the kernels of an instruction set. The
+// vector code is written once over a vector type (attention_vector.h).
 //
-// A work item is a block of rows x one kv head x a range of segments. With G query heads per kv head its rows * G
-// queries share every K and V vector: K tiles lie transposed, so a lane is a key, and V rows lie plain, so a lane is a
-// dimension; both products are broadcast-fma kernels of NQ queries x NV vectors in registers. Cached halves and blocks
+// A work item is a block of rows x one kv head x a range of segments. With G query heads per kv head, its rows * G
+// queries share every K and V vector. K tiles are transposed, so a lane is a key; V rows are not, so a lane is a
+// dimension. Both products are broadcast-fma kernels of NQ queries x NV vectors in registers. Cached halves and blocks
 // are converted to f32 once per work item into a panel that stays in L1 (a single query group converts in registers
-// instead, but for keys in blocks or BF16 and values of the rarer types).
+// instead, except for keys in blocks or BF16 and values of the rarer types).
 // Bound: the fma units in prefill (2 per cycle), memory in decode.
 #pragma once
 
@@ -55,7 +55,7 @@ struct AttentionKernels {
 constexpr int kv_block_halves(KvType t) {
   return kv_has_minimum(t) ? 2 : 1;
 }
-// Code of element d of a block; `bytes` are those behind its halves, `step` apart. Inlined everywhere: the files of an
+// Code of element d of a block; `bytes` are those after its halves, `step` apart. Inlined everywhere: the files of an
 // instruction set must not share functions.
 [[gnu::always_inline]] inline int block_code(KvType t, const uint8_t* bytes, int d, int step) {
   if (t == KvType::kQ8_0) return static_cast<int8_t>(bytes[d * step]);

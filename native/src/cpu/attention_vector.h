@@ -4,9 +4,10 @@
 //   floats, half(p) one half for all lanes; of integers V::I: nibbles(p, shift) those at `shift` of W bytes,
 //   fifths(p, shift) 16 where bit `shift` of W bytes is set, fifths(bits) 16 where bit i is set in lane i, join(a, b)
 //   both, number(code, excess) code - excess as floats; pairs(p, shift) two bits at `shift` of W bytes, pairs(bits)
-//   bits 2 i and 2 i + 1 in lane i, rotated(pairs, fifths) what a TQ3_0 of these low and third bits is of its scale.
+//   bits 2 i and 2 i + 1 in lane i, rotated(pairs, fifths) the values of TQ3_0 codes with these low and third bits, in
+//   units of the scale.
 // Included by the files of an instruction set only, inside an unnamed namespace, after their vector type.
-// See attention_kernel.h for the idea and attention.h for the contract.
+// attention_kernel.h explains the method, attention.h the contract.
 
 // Visible keys of one query in the segment at hand; positions relative to the segment's start.
 struct Span {
@@ -42,7 +43,7 @@ inline size_t segment_slot(const int32_t* pages, int key) {
 }
 
 // Cells of a cache: float, uint16_t (halves), blocks of 32 with a scale (values of the types that most caches have), or
-// AnyCell, of a type known at run time, which kernels read as what it expands to: code for every pair of types would
+// AnyCell, whose type is known at run time. Kernels read AnyCell expanded to floats: code for every pair of types would
 // take minutes to compile.
 template <KvType TYPE>
 struct Block {
@@ -81,7 +82,7 @@ inline __attribute__((always_inline)) auto with_any(KvType t, F&& f) {
   }
 }
 
-// Elements of codes, of what the scale and, where the type has one, the minimum are.
+// Elements from codes, the scale and, where the type has one, the minimum.
 template <typename Cell>
 inline __attribute__((always_inline)) typename V::T block_values(typename V::T code, typename V::T scale,
                                                                  typename V::T minimum) {
@@ -136,7 +137,7 @@ template <typename Cell>
 inline Values<Cell> values_of(const void* base, size_t row_bytes, int first) {
   return Values<Cell>{static_cast<const Cell*>(base), row_bytes}.from(first);
 }
-// Single rows outside of what all queries of a group see; the others are expanded by expand_row.
+// For single rows that not all queries of a group see; expand_row expands the others.
 __attribute__((noinline)) typename V::T load_any(KvType t, const void* row, int d) {
   return with_any(t, [&](auto cell) { return values_of<decltype(cell)>(row, 0, d).load(0, 0); });
 }
@@ -193,7 +194,7 @@ struct PvArgs {
   const int32_t* pages;         // of the segment
   int start;                    // position of the segment
   Values<Src> common;           // V of the common keys, first dimension of the slice: by pages, or
-  const int32_t* common_pages;  // nullptr: row 0 = position start, the others behind it
+  const int32_t* common_pages;  // nullptr: row 0 = position start, the others follow
   int common_lo, common_hi;
   const Span* spans;  // [NQ]
   const Join* join;   // [NQ]
@@ -385,7 +386,7 @@ inline void expand_row(const Values<Cell>& from, size_t row, int width, float* d
   }
 }
 
-// Blocks of keys of n tiles as f32.
+// Expands keys in blocks of n tiles to f32.
 template <typename Cell>
 inline void expand_blocks(const uint8_t* block, int n, float* dst) {
   for (int i = 0; i < n; i++, block += 16 * Cell::kBytes, dst += kKvBlock * 16) {
@@ -410,7 +411,7 @@ inline void expand_blocks(const uint8_t* block, int n, float* dst) {
   }
 }
 
-// Keys of n positions (whole tiles) as f32 tiles.
+// Expands keys of n positions (whole tiles) to f32 tiles.
 template <typename Key>
 inline void expand_keys(const KvLayout& kv, const Key* tiles, int n, float* dst) {
   const auto plain = [&](const auto* from) {
@@ -556,7 +557,7 @@ void pv_segment(const AttentionItem& it, Values<Val> v, const Span* spans, int n
         x.join = join + q0;
         x.a = a + q0;
         x.b = b + q0;
-        // Keys that every query of the group with anything to see has in common.
+        // Keys that all queries of the group that see any have in common.
         int lo = 0, hi = kAttnSegment;
         for (int i = 0; i < n; i++) {
           const Span& s = spans[q0 + i];

@@ -29,7 +29,7 @@ uint64_t meminfo_available() {
   return static_cast<uint64_t>(kib) * 1024;
 }
 
-// Gives a region back; clears the marks that arenas of sanitised builds left in it (arena.h).
+// Releases a region; clears the marks that arenas of sanitised builds left in it (arena.h).
 void unmap(void* base, uint64_t bytes) {
 #if defined(__SANITIZE_ADDRESS__)
   __asan_unpoison_memory_region(base, bytes);

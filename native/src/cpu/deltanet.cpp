@@ -2,10 +2,10 @@
 // norm, and the replay of accepted rows.
 //
 // Work split: convolution by row and head (128 channels), recurrence by (value head, slice of 32 columns): a slice is
-// 16 KiB and stays in the first-level cache over all rows; the state is read once a step. A pending step never writes
-// the committed state: rows start from it or from a saved state of their thread's scratch (the schedule in DeltaRow).
-// Bits: a row's result depends on its ancestors only, whatever the order, since every row does the same arithmetic on
-// the same parent state.
+// 16 KiB and stays in the first-level cache over all rows; the state is read once a step. A step that does not commit
+// never writes the committed state: rows start from it or from a saved state of their thread's scratch (the schedule in
+// DeltaRow). Bits: a row's result depends on its ancestors only, whatever the order, since every row does the same
+// arithmetic on the same parent state.
 #include <algorithm>
 #include <cstring>
 
@@ -94,8 +94,8 @@ void CpuBackend::recur(const DeltaLayer& w, int layer, std::span<const DeltaGrou
   const RowKernels& kernels = row_kernels();
   const DeltaShape& shape = w.shape;
   const int64_t conv_dim = shape.conv_dim(), key_dim = shape.key_dim(), value_dim = shape.value_dim();
-  // Groups in turn: neighbouring tasks go to one thread, which must not get a prompt's piece alone while others get
-  // rows.
+  // Groups alternate: consecutive tasks go to one thread, which must not get only a prompt's piece while others
+  // get rows.
   const int n_groups = static_cast<int>(groups.size());
   pool_.run(shape.nv * kSlices * n_groups, [&](int task, int worker) {
     const DeltaGroup& g = groups[static_cast<size_t>(task % n_groups)];
@@ -128,7 +128,7 @@ void CpuBackend::delta_mixer(const DeltaLayer& w, int layer, std::span<const Del
   const int64_t conv_dim = shape.conv_dim(), value_dim = shape.value_dim();
   convolve(w, layer, groups, rows, io);
   recur(w, layer, groups);
-  for (const DeltaGroup& g : groups) {  // a committing chain leaves its last three inputs
+  for (const DeltaGroup& g : groups) {  // a committing chain saves its last three inputs
     if (!g.commit) continue;
     float* taps = g.states[layer].taps;
     constexpr int kSaved = kConvTaps - 1;

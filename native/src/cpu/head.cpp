@@ -1,4 +1,4 @@
-// Head of the CPU backend: final norm of the wanted rows, product with the vocabulary, choice of tokens.
+// Head of the CPU backend: final norm of the requested rows, product with the vocabulary, choice of tokens.
 #include <algorithm>
 #include <cstring>
 

@@ -1,5 +1,5 @@
-// make_backend of libtandem_cpu.so. Other libraries link the rest of this folder for their host
-// side and bring their own.
+// make_backend of libtandem_cpu.so. Other libraries link the rest of this folder for their host side and define
+// their own.
 #include <algorithm>
 #include <cstring>
 #include <thread>

@@ -1,6 +1,7 @@
 // Vector forms (AVX2 and AVX-512) of the elementary functions of core/elementary.h, equal to them bit for bit.
 //
-// They carry their instruction set as a target attribute: usable from any file, but only after the processor was asked.
+// They have their instruction set as a target attribute: any file may use them, after a check that the processor
+// supports it.
 #pragma once
 
 #include "core/elementary.h"

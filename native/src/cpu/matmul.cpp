@@ -75,7 +75,7 @@ const void* panel_of(const ActBuffer& act, ActKind kind, uint64_t panel) {
   return nullptr;
 }
 
-// A job with what is the same for all its tasks.
+// A job and the values that all its tasks share.
 struct Plan {
   const MatmulJob* job;
   TileKernel kernel;
@@ -133,10 +133,10 @@ void run_task(const Plan& plan, const ActBuffer& act, uint64_t task, int row_beg
   }
 }
 
-// Rows of one task. Their activations (1.2 bytes per element) should stay in L2 while tiles pass.
+// Rows of one task. Their activations (1.2 bytes per element) should stay in L2 for all its tiles.
 constexpr int kRowBlock = 128;
-// Bytes of weights of one task. At one row that is about a microsecond from L3, ten times the price of claiming the
-// task; with many rows the tiles of a task stay in L1 beside a panel while the panels pass.
+// Bytes of weights of one task. At one row that is about a microsecond from L3, ten times the cost of claiming the
+// task; with many rows the tiles of a task stay in L1 beside a panel for all panels.
 constexpr uint64_t kTaskBytes = 24 * 1024;
 
 uint64_t tiles_per_task(uint64_t tile_bytes, uint64_t tiles, int rows, int threads) {
@@ -197,7 +197,7 @@ void quantise_act(ThreadPool& pool, const float* x, int64_t stride, int rows, ui
   act->rows = rows;
   act->kinds = kinds;
   const Quantisers quantise = quantisers();
-  // A row of a thousand elements takes a fraction of a microsecond: only large batches are worth a parallel region.
+  // A row of a thousand elements takes a fraction of a microsecond, so only large batches get a parallel region.
   constexpr uint64_t kElemsPerTask = 16 * 1024;
   const int rows_per_task = static_cast<int>(std::max<uint64_t>(1, kElemsPerTask / k));
   pool.run((rows + rows_per_task - 1) / rows_per_task, [&](int task, int) {

@@ -37,7 +37,7 @@
 
 namespace tnd::cpu {
 
-// A weight in tile order. The memory behind data belongs to whoever packed it.
+// A weight in tile order. The packer owns the memory of data.
 struct PackedWeight {
   DType type = DType::kF32;
   uint64_t k = 0;              // inputs
@@ -54,7 +54,7 @@ uint64_t packed_bytes(DType type, uint64_t k, uint64_t n);
 //   rows  [n][row_bytes(type, k)] in file order, any alignment
 //   dst   packed_bytes(type, k, n) bytes, 64-byte aligned
 //   pool  shares the work when not null
-// Lossless: unpack_row gives the file's bytes back. Fails with TND_UNIMPLEMENTED for a type that dtype_matmul refuses,
+// Lossless: unpack_row returns the file's bytes. Fails with TND_UNIMPLEMENTED for a type that dtype_matmul refuses,
 // TND_INVALID_ARGUMENT when k is not a multiple of the type's block, k or n is 0, or dst is misaligned.
 Status pack_weight(DType type, const void* rows, uint64_t k, uint64_t n, void* dst, PackedWeight* out,
                    ThreadPool* pool = nullptr);
@@ -66,7 +66,7 @@ void unpack_row(const PackedWeight& w, uint64_t row, void* dst);
 // y [k] f32, the same bits as dequantise_row on the file's row. Blocks of 256 through the stack, no allocation.
 void embed_row(const PackedWeight& w, uint64_t row, float* y);
 
-// ActKind says in which form a weight type reads its inputs. Values combine as a mask.
+// ActKind is the form in which a weight type reads its inputs. Values combine as a mask.
 enum ActKind : uint32_t {
   kActQ256 = 1,  // int8 with a scale per 256, sums per 16 and 32
   kActQ32 = 2,   // int8 with a scale per 32, sums per 32

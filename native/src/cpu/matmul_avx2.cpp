@@ -1,8 +1,8 @@
 // Tile kernels and activation quantisers for AVX2 with FMA, for processors without VNNI. Bits equal matmul_scalar.cpp.
 //
-// A tile is worked on in two halves of 8 outputs. Without a 32-bit dot product, vpmaddubsw makes pairs of 16-bit sums;
-// they are added up in 16 bits as long as they cannot overflow and then go through vpmaddwd, whose second operand is
-// the group's integer scale (or ones), to 32 bits. Limits with |q| <= 127, two products a step:
+// A tile is computed in two halves of 8 outputs. Without a 32-bit dot product, vpmaddubsw makes pairs of 16-bit sums.
+// They are added in 16 bits as long as they cannot overflow. Then vpmaddwd, whose second operand is the group's integer
+// scale (or ones), widens them to 32 bits. Limits with |q| <= 127, two products a step:
 //   codes <= 15: 3810 a step, 8 steps fit (30480);  <= 31: 7874, 4 steps (31496);  <= 63: 16002, 2 steps (32004)
 //   signed codes as |c| <= 128 times q with c's sign: 32512, one step. (Unsigned code + 128 would saturate.)
 #include <immintrin.h>
@@ -221,7 +221,7 @@ TND_INLINE void super_iq4_xs(const uint8_t* p, const Act256& x, int row0, float*
   finish<H>(halves<H>(p + LayoutIQ4XS::kD), total, x, row0, lane);
 }
 
-// sum[r] of one block of 32 elements with signed codes, or unsigned ones put right by the excess.
+// sum[r] of one block of 32 elements with signed codes, or unsigned ones from which the excess is subtracted.
 template <DType TYPE, int H, int R>
 TND_INLINE void dot_block32(__m256i (&sum)[R], const uint8_t* chunk, const uint8_t* plane, const Act32& x, int row0,
                             uint64_t b) {
@@ -416,7 +416,7 @@ TND_INLINE void quantise_group32(const float* x, float a, int8_t* q, int (&sums)
     const __m256 inverse = _mm256_set1_ps(1.0f / a);
     const __m256i ab = _mm256_packs_epi32(quantise8(x, inverse), quantise8(x + 8, inverse));
     const __m256i cd = _mm256_packs_epi32(quantise8(x + 16, inverse), quantise8(x + 24, inverse));
-    // packs works within 128-bit halves: put the eight quads back in order.
+    // packs works within 128-bit halves, so the eight quads are put in order again.
     bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(ab, cd), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
   }
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), bytes);

@@ -1,9 +1,9 @@
 // Tile kernels and activation quantisers for AVX-512 with VNNI. Bits equal matmul_scalar.cpp.
 //
 // One vector is one value per output of the tile. vpdpbusd takes a chunk (16 outputs x 4 unsigned codes) and a
-// broadcast quad of activations; unsigned codes are the stored ones; their difference from the signed codes is
-// corrected with exact integer sums of activations. Rows: a kernel instance holds R rows in registers, so a chunk is
-// unpacked once for R rows. Bound: two dot products a cycle and core for many rows, cache or memory bandwidth for one.
+// broadcast quad of activations; codes are stored unsigned, and exact integer sums of activations correct for their
+// offset from the signed codes. Rows: a kernel instance holds R rows in registers, so a chunk is unpacked once for R
+// rows. Bound: two dot products a cycle and core for many rows, cache or memory bandwidth for one.
 #include <immintrin.h>
 
 #include <cstring>
@@ -72,7 +72,7 @@ TND_INLINE void dot(__m512i (&sum)[R], __m512i codes, const int8_t* q) {
 }
 
 // total[r] += sum[r] * scale; 32 bits are enough (the bounds are in NUMERICS.md). The empty asm keeps the compiler from
-// putting the additions off: it would hold the sums of several groups and spill them.
+// delaying the additions: it would hold the sums of several groups and spill them.
 template <int R>
 TND_INLINE void scale_add(__m512i (&total)[R], const __m512i (&sum)[R], __m512i scale) {
   TND_UNROLL for (int r = 0; r < R; ++r) {
@@ -82,7 +82,7 @@ TND_INLINE void scale_add(__m512i (&total)[R], const __m512i (&sum)[R], __m512i 
 }
 
 // A lane's accumulators of R rows in memory. `live` has all bits set once a super-block has been added; before, the
-// lane counts as +0 and its memory is not looked at.
+// lane counts as +0 and its memory is not read.
 struct Lane {
   float* acc;  // [R][16]
   __mmask16 live;
@@ -92,7 +92,7 @@ struct Lane {
   TND_INLINE void add(int r, __m512 a, __m512 t) const { store(r, _mm512_fmadd_ps(a, t, load(r))); }
 };
 
-// The epilogue of Q4_K and Q5_K. d is the tile's d vector over the factor that total carries.
+// The epilogue of Q4_K and Q5_K. d is the tile's d vector, divided by the factor that is in total.
 template <int R>
 TND_INLINE void finish_with_min(const uint8_t* mins, __m512 d, __m512 dmin, const __m512i (&total)[R], const Act256& x,
                                 int row0, Lane lane) {
@@ -128,8 +128,8 @@ TND_INLINE void super_q4_k(const uint8_t* p, const Act256& x, int row0, Lane lan
       dot(sum_low, _mm512_and_si512(b, low), q + 4 * c);
       dot(sum_high, _mm512_and_si512(b, high), q + 32 + 4 * c);
     }
-    // High nibbles stay where they are and count 16 times; so the scale of the low group is taken 16 times as well,
-    // and d a sixteenth: powers of two change no rounding.
+    // High nibbles are not shifted and so count 16 times. The scale of the low group is therefore multiplied by 16,
+    // too, and d divided by 16: powers of two change no rounding.
     scale_add(total, sum_low, _mm512_slli_epi32(scales_u8(p + LayoutQ4K::kScales + 32 * i), 4));
     scale_add(total, sum_high, scales_u8(p + LayoutQ4K::kScales + 32 * i + 16));
   }
@@ -137,7 +137,7 @@ TND_INLINE void super_q4_k(const uint8_t* p, const Act256& x, int row0, Lane lan
   finish_with_min(p + LayoutQ4K::kMins, d, halves(p + LayoutQ4K::kDmin), total, x, row0, lane);
 }
 
-// Moves a bit field of each byte by N places, up when positive. Bits of the neighbouring byte come along: mask after.
+// Moves a bit field of each byte by N places, up when positive. Bits of the neighbouring byte move in: mask afterwards.
 template <int N>
 TND_INLINE __m512i shift(__m512i v) {
   if constexpr (N > 0) return _mm512_slli_epi16(v, N);
@@ -288,7 +288,7 @@ TND_INLINE void super_block32(const uint8_t* p, uint64_t nb, const Act32& x, int
     const float* scale = &x.a[row0][b];
     const float* sum_q = &x.sum[row0][b];
     __m512i sum[R];
-    __m512i other[R];  // a second chain per row: one alone waits for its own latency
+    __m512i other[R];  // a second chain per row: a single one waits for its own latency
     zero(other);
     if constexpr (kMin) {
       zero(sum);
@@ -430,8 +430,8 @@ void tile_rows(const uint8_t* tile, const void* panel, uint64_t k, int row0, flo
 template <DType TYPE>
 void tile_avx512(const uint8_t* tile, const void* panel, uint64_t k, int row0, int rows, float* out, int64_t out_stride,
                  bool fetch) {
-  // Up to 8 rows at once; 9 to 16 in two nearly equal parts. The window of the processor is full of dot products and
-  // loads run too late, so weights are asked for ahead, by the first part only.
+  // Up to 8 rows at once; 9 to 16 in two nearly equal parts. Dot products fill the processor's window, so loads start
+  // too late; the first part therefore prefetches the weights.
   for (int left = rows > 8 ? 2 : 1; left > 0; --left) {
     const int part = (rows + left - 1) / left;
     switch (part) {
@@ -513,7 +513,7 @@ void quantise256_avx512(const float* x, Act256* block, int row) {
     }
   }
   // Quad sums, then within each 128-bit part the sum of its four quads in every element; vector v holds groups 4v..4v+3
-  // in its four parts. Taking element v from vector v brings all sixteen into one.
+  // in its four parts. Taking element v from vector v combines all sixteen.
   __m512i all = _mm512_setzero_si512();
   TND_UNROLL for (int v = 0; v < 4; ++v) {
     const __m512i bytes = _mm512_load_si512(q + 64 * v);

@@ -1,10 +1,10 @@
 // Memory layouts behind matmul.h: packed weight tiles and activation panels. Internal to src/cpu/matmul* and quantise*.
 //
-// Weights. A tile is 16 outputs x k. Its super-blocks of 256 elements follow each other, tiles follow each other: one
-// tile is one contiguous stream. The unit of all codes is the *chunk*: 64 bytes = [16 outputs][4 elements], what one
-// dot-product instruction of 16 lanes eats with one broadcast quad of activations; lane = output, so that nothing is
-// ever summed across lanes. Element quads of 32 elements are numbered c = 0..7. Everything in a super-block is 64-byte
-// aligned except half-float vectors (32 bytes). Below [x][16] means the 16 outputs are the fastest index.
+// Weights. A tile is 16 outputs x k. Its super-blocks of 256 elements are consecutive, and so are tiles: one tile is
+// one contiguous stream. The unit of all codes is the *chunk*: 64 bytes = [16 outputs][4 elements], which one
+// dot-product instruction of 16 lanes multiplies by one broadcast quad of activations; lane = output, so that nothing
+// is ever summed across lanes. Element quads of 32 elements are numbered c = 0..7. Everything in a super-block is
+// 64-byte aligned except half-float vectors (32 bytes). Below [x][16] means the 16 outputs are the fastest index.
 //
 //   Q4_K    d f16[16] | dmin f16[16] | sc u8[8][16] | mn u8[4][16][2] (groups 2i, 2i+1) |
 //           chunk (i, c), i < 4: low nibbles quad c of group 2i, high nibbles quad c of group 2i+1          2368 bytes
@@ -97,7 +97,7 @@ static_assert(sizeof(Act256) == 77 * 64);
 struct alignas(64) Act32 {
   int8_t q[kPanelRows][256];
   float a[kPanelRows][8];
-  int32_t minus128[kPanelRows][8];  // -128 * sum of q: what unsigned codes (value + 128) have to be corrected by
+  int32_t minus128[kPanelRows][8];  // -128 * sum of q: the correction for unsigned codes (value + 128)
   float sum[kPanelRows][8];         // float(sum of q), exact
   uint8_t unused[64];
 };
@@ -113,13 +113,13 @@ static_assert(sizeof(ActF32) == 257 * 64);
 //   tile   tile_bytes(type, k) bytes, 64-byte aligned
 //   panel  first super-block of the panel, in the form act_kind(type)
 //   out    f32, output o of row row0 + r at out[r * out_stride + o]; all 16 are written, any alignment
-//   fetch  ask the caches for the weights kFetchAhead bytes further on as the tile is read; past the last tile too, as
-//          a fetch faults nowhere
+//   fetch prefetch the weights kFetchAhead bytes ahead while the tile is read; past the last tile too, since a prefetch
+//          never faults
 using TileKernel = void (*)(const uint8_t* tile, const void* panel, uint64_t k, int row0, int rows, float* out,
                             int64_t out_stride, bool fetch);
 
-// Distance of fetches: tiles of a few KB that are worked on one after the other lie one after the other, so it reaches
-// over their ends. Long enough for memory (some 150 ns), short enough for L1.
+// Distance of prefetches. Tiles of a few KB are consecutive in memory, in the order of their use, so it may reach past
+// a tile's end. Long enough for memory (some 150 ns), short enough for L1.
 constexpr uint64_t kFetchAhead = 12 * 1024;
 
 [[gnu::always_inline]] inline void fetch_ahead(const uint8_t* p, uint64_t bytes) {

@@ -1,4 +1,4 @@
-// Packing of GGUF rows into tiles, and back. The layouts are drawn in matmul_layout.h.
+// Packing of GGUF rows into tiles, and back. matmul_layout.h describes the layouts.
 #include <algorithm>
 #include <cstring>
 

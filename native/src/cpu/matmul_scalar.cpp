@@ -1,5 +1,5 @@
 // The numeric contract of matmul.h in plain code: the definition that every vector kernel is compared with by memcmp.
-// Written for clarity; it runs where no vector kernel fits the processor.
+// It is written for clarity, and runs on processors without a vector kernel.
 #include <cmath>
 #include <cstring>
 #include <limits>

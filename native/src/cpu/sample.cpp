@@ -55,8 +55,8 @@ struct LessLikely {
   bool operator()(int32_t a, int32_t b) const { return x[a] < x[b] || (x[a] == x[b] && a > b); }
 };
 
-// Sum of the weights of n tokens, ids ascending: block sums over the ids' ranges of 1024,
-// each added ascending, added ascending.
+// Sum of the weights of n tokens, ids ascending: each range of 1024 ids is summed ascending, then the sums of the
+// ranges ascending.
 double sum_weights(const float* w, const int32_t* ids, int64_t n) {
   double total = 0;
   for (int64_t i = 0; i < n;) {
@@ -98,7 +98,7 @@ int32_t draw(const float* w, const int32_t* ids, int64_t n, double u) {
 }
 
 // Sums of the weights of each block of 1024 tokens, each added ascending. sums [ceil(vocab / 1024)]. Eight blocks at a
-// time: an addition waits for the one before it in its own block only.
+// time: an addition depends only on the previous one of its own block.
 void sum_blocks(const float* w, int64_t vocab, double* sums) {
   constexpr int kTogether = 8;
   int64_t block = 0;
@@ -125,7 +125,7 @@ double total_of(const double* sums, int64_t vocab) {
 }
 
 // Draws from the weights of the whole vocabulary, 0 = dropped. Blocks and tokens without weight change no sum, so the
-// choice is that of draw() over the others. sums: of sum_blocks.
+// choice equals that of draw() over the others. sums: of sum_blocks.
 int32_t draw_all(const float* w, int64_t vocab, double u, const double* sums) {
   const double target = u * total_of(sums, vocab);
   double before = 0;
@@ -161,8 +161,8 @@ struct Cut {
   uint64_t before = 0, mass = 0;  // sums of the prefix without its last candidate, and with it
 };
 
-// Values are put into buckets by their distance from the largest: kSpan temperatures in equal parts, and a last bucket
-// for the rest, whose weights are below e^-32.
+// Values go to buckets by their distance from the largest: kSpan temperatures in equal parts, and a last bucket for the
+// rest, whose weights are below e^-32.
 constexpr float kSpan = 32.0f;
 
 struct Buckets {
@@ -170,27 +170,28 @@ struct Buckets {
   float max, least, scale;
   // largest: finite.
   Buckets(float largest, float temperature) : max(largest), least(largest - kSpan * temperature) {
-    // Half a part less, so that no rounding takes `least` out of the last bucket. Values too coarse for the span have
-    // one bucket.
+    // Half a part less, so that rounding cannot move `least` out of the last bucket. Values too coarse for the span
+    // share one bucket.
     const float span = max - least;
     scale = span > 0.0f ? (static_cast<float>(kLast) + 0.5f) / span : 0.0f;
   }
-  // Never falls while x falls: subtraction and product are rounded monotonically. NaN is in the last one.
+  // Monotonic: never smaller for a smaller x, since subtraction and product round monotonically. NaN is in the
+  // last bucket.
   int32_t of(float x) const { return static_cast<int32_t>((max - (x > least ? x : least)) * scale); }
 };
 
-// Rows are worked on in pieces that stay in a core's cache from one step to the next.
+// Rows are processed in pieces that stay in a core's cache from one step to the next.
 constexpr int64_t kPiece = 8 * kBlock;
 
 // add_up adds mass(token) of tokens [first, end) to the sums of their buckets, which find_cut reads. The buckets are
-// computed first, apart from the sums: so they are computed several at a time.
+// computed first, separately from the sums, so that several are computed at a time.
 template <typename Mass>
 void add_up(const float* x, int64_t first, int64_t end, const Buckets& buckets, const Mass& mass,
             SampleScratch* scratch) {
   uint16_t* const of = scratch->bucket_of;
   for (int64_t i = first; i < end; ++i) {
-    // Nearly all of a steep row lies in the last bucket, whose sum is not needed: additions there go to changing
-    // places, for each would wait for the one before.
+    // Nearly all of a steep row lies in the last bucket, whose sum is not needed: additions there rotate over several
+    // places, since each would otherwise wait for the one before.
     const int32_t b = buckets.of(x[i]);
     const int32_t spread = static_cast<int32_t>(i) & (SampleScratch::kSpread - 1);
     of[i] = static_cast<uint16_t>(b + (b == Buckets::kLast ? spread : 0));
@@ -226,10 +227,10 @@ int64_t collect(const float* x, int64_t vocab, int32_t bucket, const uint16_t* o
   return n;
 }
 
-// find_cut returns the shortest prefix whose mass(token), a positive integer or 0, adds up to `goal` > 0, when all
-// tokens were added up. False if all candidates are less. One pass collects the bucket that the cut is in, and that one
-// is divided around one of its values until the value is found: no order is made. Only tokens with a value above -inf
-// count.
+// find_cut returns the shortest prefix whose mass(token), a positive integer or 0, adds up to `goal` > 0, after
+// add_up() of all tokens. False if all candidates together have less. One pass collects the bucket that holds the cut;
+// then the bucket is partitioned around one of its values until the cut's value is found, so nothing is sorted. Only
+// tokens with a value above -inf count.
 template <typename Mass>
 bool find_cut(const float* x, int64_t vocab, uint64_t goal, const Mass& mass, SampleScratch* scratch, Cut* cut) {
   const uint64_t* const sums = scratch->buckets;
@@ -238,7 +239,7 @@ bool find_cut(const float* x, int64_t vocab, uint64_t goal, const Mass& mass, Sa
   while (bucket < Buckets::kLast && above + sums[bucket] < goal) above += sums[bucket++];
   int32_t* const ids = scratch->ids;
   const int64_t n = collect(x, vocab, bucket, scratch->bucket_of, ids);
-  int64_t first = 0, end = n;  // the cut is in here; `above` is the mass of what is more likely
+  int64_t first = 0, end = n;  // the cut is in this range; `above` is the mass of more likely tokens
   while (first < end) {
     const float a = x[ids[first]], b = x[ids[first + (end - first) / 2]], c = x[ids[end - 1]];
     const float pivot = std::max(std::min(a, b), std::min(std::max(a, b), c));
@@ -274,13 +275,14 @@ bool find_cut(const float* x, int64_t vocab, uint64_t goal, const Mass& mass, Sa
   return false;
 }
 
-// drop_beyond sets y to `dropped` for those of n tokens that are beyond the cut, NaN included. It takes the tokens with
-// the cut's value that stay from *alike.
+// drop_beyond sets y to `dropped` for those of n tokens that are beyond the cut, NaN included. It subtracts the kept
+// tokens that have the cut's value from *alike.
 void drop_beyond(const float* x, int64_t n, const Cut& cut, int64_t* alike, float dropped, float* y) {
   int32_t equal = 0;
   for (int64_t i = 0; i < n; ++i) equal += x[i] == cut.value ? 1 : 0;
   if (equal <= *alike) {
-    // By bits: as a choice it is compiled to a branch, and half of a level row may go either way. y may be x.
+    // By bits: a conditional would be compiled to a branch, which in a flat row is mispredicted half of the time. y may
+    // be x.
     const uint32_t drop = std::bit_cast<uint32_t>(dropped);
 #pragma GCC ivdep
     for (int64_t i = 0; i < n; ++i) {
@@ -325,15 +327,15 @@ struct Mass {
   uint64_t operator()(int64_t i) const { return static_cast<uint64_t>(static_cast<int64_t>(w[i] * kWeightUnits)); }
 };
 
-// Nucleus says which weights top_p keeps.
+// Nucleus is the set of weights that top_p keeps.
 struct Nucleus {
   bool cut_known = false;  // else nucleus_in_order has dropped the others
   Cut cut;
 };
 
-// find_nucleus needs the sums of the weights' blocks and, if `added`, of their buckets. The cut by integer weights is
-// the definition's unless rounding could decide: the definition's sum of n weights is off the true one by at most
-// n 2^-53 of the total, the integers by n units.
+// find_nucleus needs the sums of the weights' blocks and, if `added`, of their buckets. The cut by integer weights
+// equals the definition's unless rounding could decide: the definition's sum of n weights differs from the true one by
+// at most n 2^-53 of the total, the integer sum by at most n units.
 Nucleus find_nucleus(const float* x, int64_t vocab, bool added, float top_p, SampleScratch* scratch) {
   Nucleus n;
   const double total = total_of(scratch->sums, vocab);
@@ -350,8 +352,8 @@ Nucleus find_nucleus(const float* x, int64_t vocab, bool added, float top_p, Sam
   return n;
 }
 
-// weigh computes the weights of all tokens, 0 for what is no candidate, and the sums of their blocks; of their buckets,
-// too, if top_p looks for a cut in them, which it returns.
+// weigh computes the weights of all tokens, 0 for those that are no candidates, and the sums of their blocks. If top_p
+// searches for a cut in buckets, it also computes the sums of these and returns true.
 bool weigh(const float* x, int64_t vocab, const SamplerParams& s, float max, float temperature,
            SampleScratch* scratch) {
   const RowKernels& kernels = row_kernels();
@@ -372,7 +374,7 @@ bool weigh(const float* x, int64_t vocab, const SamplerParams& s, float max, flo
   return added;
 }
 
-// keep sets the weights of all candidates to 0 that top_p and min_p drop, and sums up the blocks again.
+// keep sets the weights of the candidates that top_p and min_p drop to 0, and sums the blocks again.
 void keep(const float* x, int64_t vocab, const Nucleus& nucleus, float min_p, SampleScratch* scratch) {
   float* const w = scratch->weights;
   int64_t alike = nucleus.cut.alike;
@@ -396,7 +398,7 @@ int32_t choose_listed(const float* x, int64_t vocab, const SamplerParams& s, flo
   const RowKernels& kernels = row_kernels();
   kernels.top_k(x, vocab, s.top_k, ids, values);
   int64_t n = s.top_k;
-  while (n > 0 && !(values[n - 1] > kMinusInf)) --n;  // forbidden tokens and NaN stand last
+  while (n > 0 && !(values[n - 1] > kMinusInf)) --n;  // forbidden tokens and NaN come last
   kernels.exp_scaled(values, n, max, temperature, weights);
   for (int64_t i = 0; i < n; ++i) w[ids[i]] = weights[i];
   if (s.top_p < 1.0f) {
@@ -463,7 +465,7 @@ int32_t choose_token(const float* logits, int64_t vocab, const HeadRow& row, con
   const double u = uniform_draw(s.seed, s.choice, row.output_position);
   if (s.top_k > 0 && s.top_k < vocab && std::isfinite(max)) {
     if (s.top_k <= kListed) return choose_listed(x, vocab, s, max, temperature, u, scratch->weights);
-    // What top_k drops is as if it were forbidden.
+    // Tokens that top_k drops are treated as forbidden.
     Cut cut;
     const auto one = [](int64_t) { return uint64_t{1}; };
     clear_sums(scratch);

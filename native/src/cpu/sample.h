@@ -27,8 +27,8 @@ struct SampleScratch {
 int32_t choose_token(const float* logits, int64_t vocab, const HeadRow& row, const uint32_t* never,
                      SampleScratch* scratch);
 
-// LogSoftmax gives log-probabilities of a row: logprob(x) = ((x - max) / T) - ln(sum exp((x - max) / T)), the sum as
-// RowKernels.sum_exp has it.
+// LogSoftmax computes log-probabilities of a row: logprob(x) = ((x - max) / T) - ln(sum exp((x - max) / T)), with the
+// sum of RowKernels.sum_exp.
 struct LogSoftmax {
   float max = 0, log_sum = 0, temperature = 1;
   LogSoftmax(const float* logits, int64_t vocab, float temperature);
@@ -38,7 +38,7 @@ struct LogSoftmax {
   }
 };
 
-// finish_row computes everything a HeadRow wants from its logits [vocab].
+// finish_row computes everything that a HeadRow asks for from its logits [vocab].
 void finish_row(const float* logits, int64_t vocab, const HeadRow& row, const uint32_t* never, SampleScratch* scratch);
 
 }  // namespace tnd::cpu

@@ -45,7 +45,7 @@ void score_attention(ThreadPool& pool, const ScoreKv& kv, int q_heads, float sca
   const int per_block = g >= kScoreQueries ? 1 : kScoreQueries / g;
   const int blocks = (rows + per_block - 1) / per_block;
   const size_t bytes = score_scratch_bytes(kv.dim);
-  // Later rows cost more: hand them out first, so that the threads end together.
+  // Later rows cost more and are handed out first, so that the threads end together.
   pool.run(blocks * kv.kv_heads, [&](int task, int worker) {
     ScoreBlock b;
     b.kv = &kv;

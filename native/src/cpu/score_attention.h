@@ -1,6 +1,6 @@
 // Dense causal attention for scoring a prompt: int8 products of queries and keys, bf16 products of weights and values.
-// It is about twice as fast as attention.h in f32 and only as exact as a score needs; nothing that a client sees
-// is computed with it. Needs AVX-512 with VNNI and BF16; elsewhere the scorer uses attention.h.
+// It is about twice as fast as attention.h in f32, and exact enough for scores only; nothing that a client sees is
+// computed with it. Needs AVX-512 with VNNI and BF16; elsewhere the scorer uses attention.h.
 //
 // Per (query, key): s = (qs * ks) * (q8 . k8) with one scale per row and head (absmax / 127); softmax in f32 by
 // segments of 256 keys with a running maximum; weights rounded to bf16; sums of weight * value in f32 (vdpbf16ps). A
@@ -36,7 +36,7 @@ struct ScoreKv {
 // score_store quantises one position's rotated keys and values, both [kv_heads, dim].
 void score_store(const ScoreKv& kv, int32_t position, const float* k, const float* v);
 
-// score_scratch_bytes is what one thread of the pool needs.
+// score_scratch_bytes returns the scratch of one thread of the pool.
 size_t score_scratch_bytes(int dim);
 
 // score_attention computes rows at positions first, first + 1, …; keys up to the last of them are stored.

@@ -38,8 +38,8 @@ inline float absmax(const float* x, int n) {
   return _mm512_reduce_max_ps(m);
 }
 
-// acc += products of unsigned and signed bytes, four to a lane. As assembly, because gcc 12 keeps a second copy of
-// every sum of the intrinsic's loop and stores it to the stack in each round (int8 products at 35 % of their rate).
+// acc += products of unsigned and signed bytes, four to a lane. In assembly: with the intrinsic, gcc 12 keeps a second
+// copy of every sum and stores it to the stack in each iteration (int8 products at 35 % of their rate).
 inline __attribute__((always_inline)) void dot4(__m512i* acc, __m512i u, __m512i s) {
   asm("vpdpbusd %2, %1, %0" : "+v"(*acc) : "v"(u), "v"(s));
 }

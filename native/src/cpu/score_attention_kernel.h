@@ -1,4 +1,4 @@
-// Inside of score_attention: what the driver hands to the AVX-512 kernel.
+// Internals of score_attention: the data that the driver passes to the AVX-512 kernel.
 #pragma once
 
 #include "cpu/score_attention.h"

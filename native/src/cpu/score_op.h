@@ -1,4 +1,4 @@
-// Inside of the CPU backend's score_peaks, for its test.
+// A part of the CPU backend's score_peaks, declared for its test.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // V: sixteen floats, the unit in which all row kernels are written. One definition per instruction set, picked by the
 // flags of the including file; every operation is lane-wise IEEE, so a kernel written with V gives the same bits on
-// all. Everything has internal linkage: a file compiled for AVX-512 must not lend its code to others.
+// all. Everything has internal linkage: the linker must not use code of a file compiled for AVX-512 for other files.
 #pragma once
 
 #include <cstddef>

@@ -8,15 +8,15 @@
 namespace tnd::gpu {
 namespace {
 
-// What a slot does to the sums of those before it: o = o * keep + value * add, l = l * keep + l_add.
+// How a slot is added to the sums of the slots before it: o = o * keep + value * add, l = l * keep + l_add.
 struct alignas(16) Fold {
   float keep, add, l_add;
 };
 
 // Folds the slots of a row and head in order, divides, applies the gate, prepares the output for the next product. A
-// block is 256 elements of a row's output, a thread one of them; a warp a head finds the factors, which are the same
-// for all elements: running maxima are exact in any order, so a lane a slot does. Slots are read two rounds ahead; of
-// many (MOST, at most) in a loop, because a step fetches the code from memory.
+// block is 256 elements of a row's output, a thread one of them. One warp a head finds the factors, which are the same
+// for all elements, with one lane a slot: running maxima are exact in any order. Slots are read two rounds ahead. Many
+// slots (at most MOST) take a loop, because a step fetches the code from memory.
 template <int MOST>
 __global__ void __launch_bounds__(kSuper) attention_merge_kernel(FlashArgs f) {
   TND_SHARED(float, outputs, [kSuper]);
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kSuper) attention_merge_kernel(FlashArgs f) {
   const int at = static_cast<int>(blockIdx.x) * kSuper + tid;
   const int shift = a.kv.dim == 256 ? 8 : a.kv.dim == 128 ? 7 : 6;
   const int first_head = static_cast<int>(blockIdx.x) * kSuper >> shift, heads = kSuper >> shift;
-  // Slots that hold something: neighbours before the tail, then the tail.
+  // Slots that hold results: consecutive ones before the tail, then the tail.
   const AttentionRow plan = a.row_plans[row];
   const int32_t end = row_end(plan), bulk_end = tail_begin(end), size = segment_size(end);
   const KeyRange last = key_range(plan, -1, f.bulk_parts);
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kSuper) attention_merge_kernel(FlashArgs f) {
   const Fold* fold = folds[head - first_head];
   constexpr int kRound = MOST < 8 ? MOST : 8;
   [[maybe_unused]] constexpr int kUnroll = MOST == kRound ? 3 : 1;
-  const int past = MOST == kRound ? 1 : n;  // known: unrolled
+  const int past = MOST == kRound ? 1 : n;  // a constant, so that the loop is unrolled
   float now[kRound] = {}, next[kRound] = {};
   float l = 1.0f, o = -0.0f;  // the first slot's keep is zero: its values stay as they are, signs of zeros too
 #pragma unroll kUnroll

@@ -6,7 +6,7 @@
 //
 // Values in blocks (Q8_0, Q4_0) are code * scale rounded to half, in both: attention over them has the bits of
 // attention over an F16 cache that holds those halves. Keys and values in TQ3_0 are rotated: launch_heads rotates the
-// queries, and what comes of the values is rotated back before the gate.
+// queries, and the result is rotated back before the gate.
 //
 // kExact: the contract of cpu/attention.h, bit for bit (scalar fma chains, segments of 256 positions). Where keys or
 // values are F32 and for devices without matrix instructions of halves.
@@ -19,15 +19,16 @@
 //   a segment starts fresh: m = -inf, l = 0, o = 0; per tile with visible keys
 //     s = scale * (q . k) with q and k rounded to half;  m' = max(m, s); a = exp_f32(m - m'); p = exp_f32(s - m')
 //     l = fma(l, a, sum p) with sum p: eight lanes by key mod 8, each ascending, folded 4, 2, 1; o = o * a + half(p) .
-//     v. A p below 2^-120 may be any other: its half is 0, and l, at least 1 within a segment, does not feel it
+//     v. A p below 2^-120 may have any other value below it: its half is 0, and it does not change l, which is at least
+//     1 within a segment
 //   segments merge ascending: M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L = fma(L, a, l*b), O = fma(O, a, o*b)
 // A tree row has at most 64 keys at slots other than those of their position (deeper rows take tiles of their own):
 // these lie in the tail, so all rows of a tree share the tiles before it and each row walks its own tail in order of
-// depth. At most 32 segments at any length, of two tiles or more: work for every processor, and few partial results to
-// write and read. Tiles in which a row sees nothing leave it as it was.
+// depth. There are at most 32 segments at any length, of two tiles or more: enough work for every processor, and few
+// partial results to write and read. Tiles in which a row sees nothing leave its sums unchanged.
 //
-// Launches read plans, and tiles of keys and values that are older than the step, before they wait for the launch
-// before (runtime_device.h): those were written by earlier submissions, or before the step's first launches.
+// Before they wait for the previous launch (runtime_device.h), launches read plans, and tiles of keys and values that
+// are older than the step: these were written by earlier submissions, or before the step's first launches.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +48,7 @@ static_assert(kAttentionTile == kKvPage);
 inline constexpr int kAttentionSegments = 33;  // most segments of a row, tail included
 inline constexpr int kAttentionDirect = 64;    // longest tail whose earlier tiles may be shared
 
-// What a row sees (AttentionRowPlan) in device form.
+// The keys that a row sees (AttentionRowPlan), in device form.
 struct AttentionRow {
   int32_t slot = 0;
   int32_t first = 0, past = 0, n_tail = 0;
@@ -58,7 +59,7 @@ struct AttentionRow {
 struct AttentionTile {
   int32_t row = 0, rows = 0;
   int32_t pages = 0;  // as AttentionRow's
-  int32_t old = 0;    // keys and values of positions below are older than the step's submission, in their pages
+  int32_t old = 0;    // keys and values of positions below this one are older than the step, in their pages
 };
 
 // AttentionStep is the plan of a step, the same for all layers. The backend makes it once a step, copies its arrays to
@@ -78,11 +79,10 @@ enum class AttentionMode { kExact, kFlash };
 // attention_mode picks the contract for a cache on a device. The same for every step of an engine.
 AttentionMode attention_mode(const KvShape& kv, const DeviceInfo& device);
 
-// has_attention_wgmma says whether trees and chains may go by Hopper's wgmma (attention_wgmma.cu):
-// the bits are the same.
+// has_attention_wgmma says whether trees and chains may use Hopper's wgmma (attention_wgmma.cu): the bits are the same.
 bool has_attention_wgmma(const DeviceInfo& device);
 
-// attention_scratch_bytes is what launch_attention needs for steps of at most max_rows rows.
+// attention_scratch_bytes returns the scratch that launch_attention needs for steps of at most max_rows rows.
 uint64_t attention_scratch_bytes(AttentionMode mode, const KvShape& kv, int q_heads, int max_rows);
 
 struct AttentionArgs {
@@ -91,7 +91,7 @@ struct AttentionArgs {
   int q_heads = 0;
   float scale = 0;
   int rows = 0;                             // of the step
-  const int32_t* live = nullptr;            // device: of them in use, nullptr = all
+  const int32_t* live = nullptr;            // device: how many are in use, nullptr = all
   KvCache cache;                            // of this layer
   const AttentionRow* row_plans = nullptr;  // device
   const int32_t* tails = nullptr;           // device

@@ -1,4 +1,4 @@
-// Flash attention over keys and values in blocks: a file of its own, because the kernels take long to compile.
+// Flash attention over keys and values in blocks. It has its own file because the kernels take long to compile.
 #include "gpu/attention/attention_flash.cuh"
 
 namespace tnd::gpu {

@@ -1,6 +1,6 @@
 // The attention contract of the CPU (cpu/attention.h), bit for bit, on any device. A block computes up to four query
 // heads of one row that share a key/value head, segment after segment; in a segment a thread is a key, then a
-// dimension. Bound: one fma chain per key over the head size; made to be exact, not to be fast at long context.
+// dimension. Bound: one fma chain per key over the head size. It is built for exactness, not for speed at long context.
 #include "gpu/attention/attention_device.cuh"
 #include "gpu/attention/attention_exact.h"
 #include "gpu/math/norm_device.cuh"

@@ -1,14 +1,15 @@
 // The flash contract of attention.h. One kernel serves plain decoding, trees and prompts: an item is up to BM queries
 // (rows x query heads) of a tile of rows that share keys, one key/value head, and a part of the keys: a segment, or all
 // segments before the tail (SEQUENTIAL, many rows), or the tail. Its result goes to a slot of the partial results,
-// segments of one item are folded there in order; attention_merge_kernel folds the slots of a row.
+// where the segments of one item are folded in order; attention_merge_kernel folds the slots of a row.
 //
 // A block has 4 * WM warps. q k^T: a warp takes MT * 16 queries x 16 keys. Softmax: eight lanes a query. p v: a warp
 // takes MT * 16 queries x DIM / 4 columns, sums in registers. Scores and weights cross through shared memory, so that
-// the kernel does not depend on the fragment layout of the matrix unit; K of the next tile is copied under the softmax,
-// V under the next q k^T. Bound: memory up to about 16 queries a key/value head, shared memory and matrix units beyond.
+// the kernel does not depend on the fragment layout of the matrix unit; K of the next tile is copied during the
+// softmax, V during the next q k^T. Bound: memory up to about 16 queries a key/value head, shared memory and matrix
+// units beyond.
 //
-// BLOCKS: keys or values lie in blocks of codes. Their tiles are copied as they are and unpacked to the one tile of
+// BLOCKS: keys or values lie in blocks of codes. Their tiles are copied unchanged and unpacked to the one tile of
 // halves that q k^T and p v then read (attention_tile.cuh), K before q k^T and V beside the softmax.
 #pragma once
 
@@ -22,7 +23,7 @@
 
 namespace tnd::gpu {
 
-// Divides by a number that the host knows in four instructions; n times the divisor is below 2^20.
+// Divides, in four instructions, by a number that is known on the host; n times the divisor is below 2^20.
 struct Divisor {
   int32_t by = 1;
   uint32_t inverse = 1 << 20;
@@ -37,11 +38,11 @@ struct FlashArgs {
   AttentionArgs a;
   Divisor group;                         // query heads of a key/value head
   int slots = 0;                         // of a row in the partial results
-  int bulk_parts = 0;                    // parts that the keys before a tail are cut into: segments, or 1
+  int bulk_parts = 0;                    // number of parts of the keys before a tail: segments, or 1
   int block_queries = 0;                 // most of a block
-  bool spread = false;                   // a tile's queries go to its blocks evenly, by sixteens
+  bool spread = false;                   // a tile's queries are shared evenly among its blocks, in sixteens
   int bulk_blocks = 0, tail_blocks = 0;  // of a tile
-  Divisor bulk_divisor, tail_divisor;    // of their number, for attention_wgmma.cu
+  Divisor bulk_divisor, tail_divisor;    // divide by the numbers of blocks, for attention_wgmma.cu
   float* o = nullptr;                    // [rows * q_heads, slots, dim]
   float2* ml = nullptr;                  // [rows * q_heads, slots]: m, l
 };
@@ -87,7 +88,7 @@ struct FlashItem {
   int kv_head, part, slot;
   int first_query, queries;  // <= 0: nothing to do
 };
-// Tails come first, they take longest when contexts are short.
+// Tails come first, since they take longest when contexts are short.
 TND_DEVICE FlashItem flash_item(const FlashArgs& f, int item) {
   const AttentionArgs& a = f.a;
   const int tail_items = a.n_tail * a.kv.heads * f.tail_blocks;
@@ -131,7 +132,7 @@ struct FlashShape {
   static constexpr int kWeights = kAttentionTile + 8;  // halves
 };
 
-// What to do with a query's sums before a tile is added, and what to scale them by.
+// What happens to a query's sums before a tile is added, and by which factor they are scaled.
 struct FlashRow {
   float scale;    // of o
   int32_t flush;  // 0 no, 1 copy o to the slot, 2 fold it in: slot = slot * old + o * add
@@ -157,7 +158,8 @@ constexpr unsigned flash_shared_bytes(const KvShape& kv) {
 }
 
 // flash_block works on an item with all threads of the block; `shared` is flash_shared_bytes() of shared memory. Plans
-// and old tiles are older than the work before, which it waits for where it needs it.
+// and old tiles were written before the previous launch began; the block waits for that launch only where it needs
+// its results.
 template <class Unit, int DIM, int WM, int MT, int STAGES, bool BLOCKS>
 TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* shared) {
   using S = FlashShape<Unit, DIM, WM, MT, STAGES, BLOCKS>;
@@ -179,7 +181,7 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
   uint16_t* weights = reinterpret_cast<uint16_t*>(scores + S::kQueries * S::kScores);
   FlashRow* work = reinterpret_cast<FlashRow*>(weights + S::kQueries * S::kWeights);
   KeyRange* ranges = reinterpret_cast<KeyRange*>(work + S::kQueries);
-  int32_t* span = reinterpret_cast<int32_t*>(ranges + S::kQueries);  // positions that any query of the block sees
+  int32_t* span = reinterpret_cast<int32_t*>(ranges + S::kQueries);  // range of positions that the block's queries see
 
   if (tid == 0) span[0] = 1 << 30, span[1] = 0;
   __syncthreads();
@@ -227,9 +229,9 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
     copy_async_commit();
   };
 
-  // Tiles before this one are old; what is asked for from here on may be of the step, queries too.
+  // Tiles before this one are old; those from here on may be of the step, and queries always are.
   const int new_tile = tile.old / kAttentionTile > first_tile ? tile.old / kAttentionTile : first_tile;
-  // Copies run STAGES tiles ahead; a group without copies keeps the count.
+  // Copies run STAGES tiles ahead; a group without copies keeps the number of groups right.
   constexpr int kAhead = Unit::kOneBuffer ? 1 : STAGES, kOutstanding = Unit::kOneBuffer ? 0 : 2 * STAGES - 1;
   [[maybe_unused]] const auto copy_or_skip = [&](uint16_t* to, const void* from, int t) {
     if (t < last_tile) {
@@ -299,8 +301,8 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
     m[i] = -__builtin_inff();
     l[i] = 0.0f;
   };
-  // Tiles of 16 queries of the warp that hold any. The parts below exist for all and for one: what a tail of a single
-  // row needs.
+  // How many of the warp's tiles of 16 queries hold any. The parts below are compiled for all of them and for one,
+  // which is enough for the tail of a single row.
   const int live_queries = queries - wm * MT * 16;
   const auto for_live = [&](const auto& work_on) {
     if (MT == 1 || live_queries > 16) {
@@ -309,9 +311,9 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
       work_on(std::integral_constant<int, 1>());
     }
   };
-  // Sums of the warp: to the slot where a segment ended, then scaled unless this is the end. Clang would make functions
-  // of it, called from the loop and behind it, and so keep all sums in memory; it also joins stores to them of two
-  // branches, with the same result, where the end writes to them.
+  // Writes the warp's sums to the slot where a segment ended, then scales them unless this is the end. It is always
+  // inlined: clang would otherwise make a function of it, called in the loop and after it, and so keep all sums in
+  // memory. If the end wrote to the sums, clang would join the stores of both branches, with the same result.
   const auto apply_rows = [&](auto live, auto last) __attribute__((always_inline)) {
 #pragma unroll
     for (int i = 0; i < decltype(live)::value; ++i) {
@@ -518,7 +520,7 @@ __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(F
   TND_DYNAMIC_SHARED(uint8_t, shared);
   let_next_start();
   flash_block<Unit, DIM, WM, MT, STAGES, BLOCKS>(f, flash_item(f, static_cast<int>(blockIdx.x)), shared);
-  wait_for_previous();  // blocks without work, too: the next kernel relies on what ran before this one
+  wait_for_previous();  // blocks without work, too: the next kernel relies on the end of the previous one
 }
 
 // ---- host
@@ -541,15 +543,15 @@ void launch_flash(Stream& stream, FlashArgs f) {
          attention_flash_kernel<Unit, DIM, WM, MT, STAGES, BLOCKS>, f);
 }
 
-// Steps of at most this many rows cut a row's keys into segments that run side by side; wider ones have enough work.
-// The bits are the same.
+// Steps of at most this many rows cut a row's keys into segments that run side by side; wider steps have enough work
+// without. The bits are the same.
 inline constexpr int kFlashSplitRows = 64;
 
 inline int partial_slots(int rows) {
   return rows <= kFlashSplitRows ? kAttentionSegments : 2;
 }
 
-// launch_flash_wide starts the form of attention_wide.cuh if the card has room for it.
+// launch_flash_wide launches the form of attention_wide.cuh if the card has enough shared memory.
 template <bool BLOCKS>
 bool launch_flash_wide(Stream& stream, const FlashArgs& f);
 template <>

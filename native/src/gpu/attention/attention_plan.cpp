@@ -16,7 +16,7 @@ void AttentionStep::plan(const AttentionPlan& plan, int n_rows) {
     int tail_apart = -1;
     const int32_t first_page = static_cast<int32_t>(pages.size());
     pages.insert(pages.end(), group.pages, group.pages + group.n_pages);
-    int32_t old = group.old;  // in pages: below what the rows see by tails, and below the rows themselves
+    int32_t old = group.old;  // in pages: below the keys of the tails, and below the rows themselves
     for (int i = 0; i < group.count; ++i) {
       const AttentionRowPlan& in = plan.rows[group.first + i];
       old = std::min(old, in.n_tail > 0 ? in.past : std::max(in.past - 1, 0));
@@ -36,8 +36,8 @@ void AttentionStep::plan(const AttentionPlan& plan, int n_rows) {
         tiles->push_back(AttentionTile{row, 1, first_page, old});
         *open = shares ? static_cast<int>(tiles->size()) - 1 : -1;
       };
-      // Before the tail a row's keys lie in the group's pages, unless its own tail is very long. In the tail that holds
-      // for rows of a chain only.
+      // Before the tail a row's keys lie in the group's pages, unless its own tail is very long. Within the tail, only
+      // those of a chain's rows do.
       put(&bulk, &apart, in.n_tail <= kAttentionDirect, &bulk_rows);
       put(&tail, &tail_apart, in.n_tail == 0, &tail_rows);
     }

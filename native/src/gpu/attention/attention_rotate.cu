@@ -12,7 +12,7 @@ __global__ void __launch_bounds__(kThreads) unrotate_kernel(AttentionArgs a) {
   if (static_cast<int>(blockIdx.y) >= rows_in_use(a.live, a.rows)) return;
   const int width = a.q_heads * a.kv.dim, lane = static_cast<int>(threadIdx.x) % 16;
   const int at = static_cast<int>(blockIdx.x * kGroupsPerBlock + threadIdx.x / 16) * kTq3Group;
-  const bool live = at < width;  // idle lanes go along: shuffles want whole warps
+  const bool live = at < width;  // idle lanes run too: shuffles need whole warps
   float* out = a.out + int64_t{blockIdx.y} * width + (live ? at : 0) + lane;
   float x[kTq3Per];
 #pragma unroll

@@ -1,17 +1,17 @@
-// Tiles of cached rows for flash attention where keys or values are no halves: they become halves in shared memory,
-// what a block or a BF16 decodes to in f32 rounded to nearest even, so that everything behind the tile is that of a
-// cache of halves.
+// Tiles of cached rows for flash attention where keys or values are not halves. They become halves in shared memory:
+// the f32 value that a block or a BF16 decodes to, rounded to nearest even. Everything after that is as with a cache
+// of halves.
 //
 // Q8_0 and Q4_0, the types of most caches, never leave halves:
 // A half holds a code exactly and rounds the exact product once, as f32 and a conversion would; a code becomes a half
-// by its bits alone: u in 0..255 under the exponent of 1024 is 1024 + u, and what it exceeds the code by is taken off.
-// Seven instructions for four values. A unit is 16 bytes of codes: 8 halves, 16 bytes or a block of 32 nibbles. Units
-// go to threads so that eight neighbours write the same columns of eight rows: rows start four banks apart. The other
-// blocks share a loop that computes in f32.
+// by its bits alone: u in 0..255 as mantissa under the exponent of 1024 is 1024 + u, from which the excess over the
+// code is subtracted. That takes seven instructions for four values. A unit is 16 bytes of codes: 8 halves, 16 bytes or
+// a block of 32 nibbles. Units go to threads so that eight neighbours write the same columns of eight rows: rows start
+// four banks apart. The other blocks share a loop that computes in f32.
 //
-// Where copies run in the background they bring codes and scales as they are, a stage or two ahead, and unpack_tile
-// reads shared memory; elsewhere it reads the cache. Rows of BF16 are always read from the cache: beside a tile of
-// halves, copies of theirs would not leave smaller cards room for a block.
+// Where copies run in the background, they fetch codes and scales unchanged, a stage or two ahead, and unpack_tile
+// reads shared memory; elsewhere it reads the cache. Rows of BF16 are always read from the cache: on smaller cards a
+// block has no room for their copies beside a tile of halves.
 #pragma once
 
 #include "gpu/attention/attention_device.cuh"
@@ -45,7 +45,7 @@ TND_DEVICE PackedRows packed_rows(int32_t type, const KvShape& kv, void* cache, 
   return {static_cast<KvType>(type), first.codes, first.heads, copies};
 }
 
-// The slots of a tile's positions; -1 = not visible to anyone, read as zeros: finite, whatever weight they meet.
+// The slots of a tile's positions; -1 = visible to no row, read as zeros, which are finite under any weight.
 struct TileSlots {
   int32_t first, end;  // positions
   int32_t direct;      // those below lie in their page, others by the tail of `row`; at most end
@@ -54,7 +54,7 @@ struct TileSlots {
   AttentionRow row;
   const int32_t* tails;
 };
-// Of no tile yet, up to `end`; row: the first of `tile`.
+// tile_slots returns the slots up to `end`, at no tile yet; row: the first of `tile`.
 TND_DEVICE TileSlots tile_slots(const AttentionArgs& a, const AttentionTile& tile, const AttentionRow& row,
                                 int32_t end) {
   const bool mapped = tile.rows == 1 && row.n_tail > 0 && row.past < end;
@@ -66,7 +66,7 @@ TND_DEVICE void go_to_tile(TileSlots& s, int t) {
   s.first = t * kAttentionTile;
   s.base = s.pages[t] * kAttentionTile;
 }
-// Nearly always: slots of all keys are steps from the first.
+// plain_tile is true of nearly all tiles: their slots follow the first one's in order.
 TND_DEVICE bool plain_tile(const TileSlots& s) {
   return s.first + kAttentionTile <= s.direct;
 }
@@ -96,14 +96,15 @@ TND_DEVICE void copy_packed(const PackedRows& rows, uint8_t* to, const TileSlots
     for (int i = tid * 8; i < kAttentionTile * words; i += THREADS * 8) copy_async_16(heads + i, from + i);
     return;
   }
-  // A row's heads are too short for a copy in the background.
+  // A row's heads of blocks are too short for a copy in the background.
   for (int i = tid; i < kAttentionTile * words; i += THREADS) {
     const int32_t slot = slot_in(slots, i / words);
     heads[i] = slot < 0 ? uint16_t{0} : rows.heads[int64_t{slot} * words + i % words];
   }
 }
 
-// Halves of four codes held as u + 1024 with the excess in `excess`, times the scale (twice in a word).
+// Halves of four codes, which are held as 1024 + u; `excess` is subtracted, then they are multiplied by the scale
+// (twice in a word).
 TND_DEVICE uint2 scaled_halves(uint32_t codes, uint32_t excess, uint32_t scale) {
   const uint32_t low = byte_perm(codes, 0x64646464u, 0x4140), high = byte_perm(codes, 0x64646464u, 0x4342);
   return make_uint2(half2_multiply(half2_subtract(low, excess), scale),
@@ -192,7 +193,7 @@ TND_DEVICE void unpack_nibbles(uint16_t* tile, const PackedRows& rows, const uin
   }
 }
 
-// Blocks of TQ3_0. Its eight values of a scale are four halves and their negatives.
+// Blocks of TQ3_0. The eight values of a scale are four halves and their negatives.
 template <int DIM, int STRIDE, int THREADS, bool COPIED>
 TND_DEVICE void unpack_rotated(uint16_t* tile, const PackedRows& rows, const uint8_t* copied, const TileSlots& slots) {
   constexpr int kUnits = DIM / kKvBlock, kRow = DIM / 4, kCopied = packed_stride<DIM>(KvType::kTQ3_0), kWords = 3;
@@ -265,8 +266,8 @@ TND_DEVICE void unpack_tile(uint16_t* tile, const PackedRows& rows, const uint8_
   }
 }
 
-// The tiles of a block of attention_flash_kernel. COPIED: fetch starts a copy, or ends a group without one beyond the
-// last tile, and unpack waits for no one; else fetch unpacks at once.
+// The tiles of a block of attention_flash_kernel. COPIED: fetch starts a copy, or beyond the last tile ends a group
+// without one, and unpack does not wait; else fetch unpacks at once.
 template <int DIM, int STAGES, int STRIDE, int THREADS, bool COPIED>
 struct PackedTiles {
   PackedRows keys, values;

@@ -1,5 +1,5 @@
 // Products of 16x16 fragments of halves for attention, over the two families of matrix instructions (runtime_mma.h).
-// The kernel above knows fragments only through these names:
+// Kernels use fragments only through these names:
 //   A      16 rows x 16 k of a row-major matrix in shared memory
 //   B      16 k x 16 columns; stored [column][k] (keys for q k^T) or [k][column] (values for p v)
 //   C      16 x 16 sums, 8 a lane: element i is (c_row(i), c_column(i))
@@ -62,7 +62,7 @@ struct WmmaOperand {
 template <class MAP>
 struct WmmaUnit {
   static constexpr bool kOneBuffer = true;  // 64 KiB of shared memory, no copies in the background
-  static constexpr int kDepth = 1;          // the compiler moves loads; twice the registers would spill
+  static constexpr int kDepth = 1;          // the compiler moves loads itself; twice the registers would spill
   static constexpr int kUnroll = 2;
   using A = WmmaOperand<MAP>;
   using B = WmmaOperand<MAP>;
@@ -103,7 +103,7 @@ TND_DEVICE int c_column(const WmmaUnit<MAP>&, int) {
 }
 #endif
 
-// The unit of the device; the emulation has all and takes this one.
+// The unit of the device; the emulation has both and takes MMA's.
 #if defined(TND_GPU_HIP)
 using FlashUnit = WmmaUnit<DeviceWmma>;
 #else

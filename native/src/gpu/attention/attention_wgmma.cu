@@ -1,15 +1,15 @@
-// The flash contract of attention.h for the same items as attention_wide.cuh, by Hopper's wgmma, over caches of halves.
+// The flash contract of attention.h over caches of halves, by Hopper's wgmma, for the same items as attention_wide.cuh.
 // The emulation has this form too, with the products of mma.sync (attention_wgmma_tiles.cuh).
 //
 // A block is a warpgroup and up to 64 queries; a warp has 16 queries from q k^T to p v. Scores never leave its
-// registers: the lanes that hold a query's scores hold keys 2 t, 2 t + 1, 2 t + 8, ... , which are the lanes of the
-// contract's sum by two, and the fragments of p v are their weights, rounded. K of the next tile is copied under
-// softmax and p v, V under q k^T and softmax; two blocks a processor hide the rest.
+// registers: the lanes that hold a query's scores hold keys 2 t, 2 t + 1, 2 t + 8, ... , two lanes of the contract's
+// sum each, and the fragments of p v are their weights, rounded. K of the next tile is copied during softmax and p v, V
+// during q k^T and softmax; two blocks a processor hide the rest.
 //
-// At short contexts a block has one or two tiles, so every instruction is fetched for one or two uses, from memory
-// after the weights of a layer have passed the second-level cache: about ten cycles an instruction that is not in a
-// loop. wgmma is few instructions, and what is long besides is a loop whose registers move on (sixteen keys of the
-// softmax); there is one form for all items, the tails of a tree's rows too.
+// At short contexts a block has one or two tiles, so every instruction is fetched for one or two uses. It comes from
+// memory, since the weights of a layer have passed through the second-level cache: about ten cycles an instruction
+// outside of loops. The code is therefore short: wgmma takes few instructions, the softmax is a loop over sixteen keys
+// whose registers move on, and one form serves all items, the tails of a tree's rows too.
 #include "gpu/attention/attention_flash.cuh"
 #include "gpu/attention/attention_softmax.cuh"
 #include "gpu/attention/attention_wgmma_tiles.cuh"
@@ -36,7 +36,7 @@ TND_DEVICE void copy_tile(uint16_t* to, const uint16_t* rows, const TileSlots& s
   rows += unit * 8;
   if (plain_tile(slots)) {
     rows += int64_t{slots.base + static_cast<int>(key)} * DIM;
-    constexpr unsigned kPeriod = kRowsAtOnce < 8 ? 8 : kRowsAtOnce;  // rows after which cells are a step apart
+    constexpr unsigned kPeriod = kRowsAtOnce < 8 ? 8 : kRowsAtOnce;  // rows after which the offset of a cell repeats
 #pragma unroll
     for (unsigned j = 0; j < kPeriod; j += kRowsAtOnce) {
       uint16_t* cell = Tiles::cell(to, key + j, unit);
@@ -54,8 +54,8 @@ TND_DEVICE void copy_tile(uint16_t* to, const uint16_t* rows, const TileSlots& s
   }
 }
 
-// The item of block (head, item): tails first, they take longest when contexts are short; then segments, blocks of
-// queries of one segment side by side. A tile's queries go to its blocks evenly, by sixteens.
+// The item of block (head, item): first tails, which take longest when contexts are short; then segments, with the
+// blocks of queries of one segment side by side. A tile's queries are shared evenly among its blocks, in sixteens.
 TND_DEVICE FlashItem item_of_block(const FlashArgs& f) {
   const AttentionArgs& a = f.a;
   int item = static_cast<int>(blockIdx.y);
@@ -77,16 +77,16 @@ TND_DEVICE FlashItem item_of_block(const FlashArgs& f) {
   return it;
 }
 
-// Scores of a tile become weights. s: q k^T. m, l: of the lane's two queries.
+// Turns the scores of a tile into weights. s: q k^T. m, l: of the lane's two queries.
 struct Query {
   int32_t begin = 0, end = 0;  // positions it sees of the item's part
   float m = -__builtin_inff(), l = 0.0f;
   bool seen = false;
 };
-// Returns whether sums of values are to be scaled, by scale.
+// Returns whether the sums of values must be scaled by `scale`.
 [[maybe_unused]] TND_DEVICE bool softmax(float (&s)[kKeyBlocks][4], uint32_t (&p)[kKeySteps][4], Query (&query)[2],
                                          float (&scale)[2], float score_scale, int first_key) {
-  // Moves s on by n blocks of keys, the first ones to the end.
+  // Rotates s by n blocks of keys: the first ones go to the end.
   const auto rotate = [&] {
     float first[2][4];
 #pragma unroll
@@ -135,7 +135,7 @@ struct Query {
     base[h] = active[h] ? top : 0.0f;
     scale[h] = active[h] ? exp_f32(q.m - top) : 1.0f;
     if (active[h]) q.m = top;
-    scaled = scaled || (q.seen && scale[h] != 1.0f);  // sums of none are zeros
+    scaled = scaled || (q.seen && scale[h] != 1.0f);  // without keys so far the sums are zeros
     q.seen = q.seen || active[h];
   }
   float sum[2][2] = {};
@@ -180,8 +180,8 @@ TND_DEVICE void attend(const FlashArgs& f, const FlashItem& item, uint8_t* share
   const int queries = item.queries;
   if (queries <= 0) return;
 
-  // Positions that any query of the block sees, and those of the lane's two: a lane a row. Plans are older than the
-  // work before.
+  // Positions that any query of the block sees, and those of the lane's two: a lane a row. Plans were written before
+  // the previous launch began.
   const KvCache& cache = a.cache;
   const AttentionRow plan = a.row_plans[tile.row];
   const int first_row = item.first_query / f.group, rows = (item.first_query + queries - 1) / f.group - first_row + 1;
@@ -249,7 +249,7 @@ TND_DEVICE void attend(const FlashArgs& f, const FlashItem& item, uint8_t* share
     show_to_wgmma();
     __syncthreads();  // K is there, nobody reads V any more
     if (t > first_tile) {
-      copy_tile<DIM>(sv, values, slots);  // K took the slots there
+      copy_tile<DIM>(sv, values, slots);  // the copy of K moved `slots` to this tile
       copy_async_commit();
     }
     float s[kKeyBlocks][4];
@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention_wgmma_kernel(FlashArgs 
     TND_DYNAMIC_SHARED(uint8_t, shared);
     let_next_start();
     attend<DIM>(f, item_of_block(f), shared);
-    wait_for_previous();  // blocks without work, too: the next kernel relies on what ran before this one
+    wait_for_previous();  // blocks without work, too: the next kernel relies on the end of the previous one
   }
 }
 

@@ -72,7 +72,7 @@ TND_DEVICE void wgmma_values(float (&o)[32][4], const uint32_t (&p)[4], uint64_t
 // clang-format on
 #endif
 
-// What threads wrote to shared memory becomes visible to wgmma of the block; a barrier follows.
+// Makes the thread's writes to shared memory visible to wgmma of the block; a barrier follows.
 TND_DEVICE void show_to_wgmma() {
 #if defined(TND_WGMMA_CODE)
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -83,7 +83,7 @@ TND_DEVICE void show_to_wgmma() {
 // them (swizzle of 128 bytes), at a 1024-byte boundary.
 template <int DIM>
 struct GroupTiles {
-  static constexpr int kStride = 64;  // halves from a row to the one eight on, by eight
+  static constexpr int kStride = 64;  // halves between rows eight apart, divided by eight
   static constexpr int kPanelBytes = kAttentionTile * 128, kBytes = DIM / 64 * kPanelBytes;
 
   TND_DEVICE uint8_t* aligned(uint8_t* shared) { return shared + (-shared_address(shared) & (kGroupAlign - 1)); }

@@ -1,4 +1,4 @@
-// Of caches of halves. Files of their own, because the kernels take long to compile.
+// attention_wide.cuh over caches of halves. Separate files, because the kernels take long to compile.
 #include "gpu/attention/attention_wide.cuh"
 
 namespace tnd::gpu {

@@ -1,16 +1,16 @@
-// The flash contract of attention.h for the middle between plain decoding and prompts: trees, chains and blocks of
-// drafts, 17 or more queries a key/value head in steps whose segments run side by side. mma.sync only: the softmax
-// works on fragments as these instructions leave them.
+// The flash contract of attention.h for steps between plain decoding and prompts: trees, chains and blocks of drafts,
+// with 17 or more queries a key/value head and segments that run side by side. mma.sync only: the softmax works on the
+// fragment layout of these instructions.
 //
 // A block is four warps and up to 64 queries; a warp has 16 queries from q k^T to p v. Scores never leave its
-// registers: the lanes that hold a query's scores hold keys 2 t, 2 t + 1, 2 t + 8, ... , which are the lanes of the
-// contract's sum by two, and the fragments of p v are their weights, rounded. K and V are tiles of their own in shared
-// memory, copied one behind the other's use, two barriers a tile; two blocks a processor hide them. Where K or V lie in
-// blocks of codes both are unpacked to one tile, behind two more barriers. Bound: shared memory, read once a warp (144
-// fragments for 256 matrix instructions a tile of 64 keys), then the matrix units.
+// registers: the lanes that hold a query's scores hold keys 2 t, 2 t + 1, 2 t + 8, ... , two lanes of the contract's
+// sum each, and the fragments of p v are their weights, rounded. K and V are separate tiles in shared memory: each is
+// copied while the other one is used, with two barriers a tile; two blocks a processor hide the copies. Where K or V
+// lie in blocks of codes, both are unpacked to one tile, after two more barriers. Bound: shared memory, read once a
+// warp (144 fragments for 256 matrix instructions a tile of 64 keys), then the matrix units.
 //
-// Items of at most 16 queries (the tails of a tree's rows) take the form of attention_flash.cuh, all four warps on one
-// tile of queries.
+// Items of at most 16 queries (the tails of a tree's rows) take the form of attention_flash.cuh, where all four warps
+// work on one tile of queries.
 #pragma once
 
 #include "gpu/attention/attention_flash.cuh"
@@ -72,7 +72,8 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
   uint16_t* sk = sq + kWideQueries * kStride;
   uint16_t* sv = BLOCKS ? sk : sk + kTile * kStride;
 
-  // Positions that any query of the block sees; every warp finds them. Plans are older than the work before.
+  // Positions that any query of the block sees; every warp finds them. Plans were written before the previous
+  // launch began.
   const int first_row = tile.row + item.first_query / g, last_row = tile.row + (item.first_query + queries - 1) / g;
   int32_t begin = 1 << 30, end = 0;
   for (int row = first_row + lane; row <= last_row; row += TND_WARP) {
@@ -156,7 +157,7 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
       __syncthreads();
       packed.fetch_keys(t + 1);
     } else {
-      if (t > first_tile) wide_copy<DIM>(sv, values, slots);  // K took the slots there
+      if (t > first_tile) wide_copy<DIM>(sv, values, slots);  // the copy of K moved `slots` to this tile
     }
     Unit::C s[kKeyTiles];
     Unit::A p[kKeyTiles];
@@ -312,7 +313,7 @@ __global__ void __launch_bounds__(kWideThreads, 2) attention_wide_kernel(FlashAr
   } else {
     flash_block<MmaUnit, DIM, 1, 1, 1, BLOCKS>(f, item, shared);
   }
-  wait_for_previous();  // blocks without work, too: the next kernel relies on what ran before this one
+  wait_for_previous();  // blocks without work, too: the next kernel relies on the end of the previous one
 }
 
 template <int DIM, bool BLOCKS>

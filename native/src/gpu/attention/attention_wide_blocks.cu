@@ -1,4 +1,4 @@
-// Of keys and values in blocks.
+// attention_wide.cuh over keys and values in blocks.
 #include "gpu/attention/attention_wide.cuh"
 
 namespace tnd::gpu {

@@ -12,8 +12,8 @@ TND_HOST_DEVICE constexpr KvType type_of(const KvShape& shape, bool keys) {
 }
 
 // Moves rows of `row` bytes in units of T; a thread owns a unit of the row in every move, so order among moves is a
-// thread's program order. Eight moves are read before they are written: the latency of memory is paid once for all (a
-// source is never an earlier destination).
+// thread's program order. Eight moves are read before they are written, so that they wait for memory once (a source is
+// never an earlier destination).
 template <typename T>
 TND_DEVICE void move_rows(uint8_t* base, int64_t row, const KvMoveArgs& a) {
   constexpr int kBatch = 8;
@@ -69,8 +69,8 @@ __global__ void __launch_bounds__(kThreads) kv_rows_kernel(KvRowsArgs a) {
   }
 }
 
-// The same with blocks on either side: in halves, since a portable block is a multiple of two bytes and whatever
-// follows it is aligned to no more.
+// The same with blocks on either side. It copies two bytes at a time: a portable block is a multiple of two bytes, so
+// the data after it has no larger alignment.
 template <bool TO_ROWS>
 __global__ void __launch_bounds__(kThreads) kv_block_rows_kernel(KvRowsArgs a) {
   const int64_t slot = kv_slot(a.pages, a.first + static_cast<int32_t>(blockIdx.x));

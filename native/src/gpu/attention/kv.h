@@ -5,8 +5,8 @@
 //                   words before their codes (kv_type.h): codes of a row are 16-byte aligned and without gaps. Codes
 //                   of a block: 32 int8, or 16 bytes of nibbles as in the portable form (element j low, j + 16 high),
 //                   or 8 bytes of two bits (TQ3_0: the third bits are part of the head).
-// A slot holds one position's row of all heads. Values are stored with saturation, never as infinity or NaN: a masked
-// key may meet the weight zero in a matrix instruction and must not spoil other rows.
+// A slot holds one position's row of all heads. Values are stored with saturation, never as infinity or NaN: a matrix
+// instruction may multiply a masked key by the weight zero, which must not change other rows.
 #pragma once
 
 #include "core/backend.h"
@@ -17,7 +17,8 @@ namespace tnd::gpu {
 
 using tnd::KvType;
 
-// kv_cache_bytes is one cache (K or V) of a layer, kv_row_size a position's K and V in portable form.
+// kv_cache_bytes returns the bytes of one cache (K or V) of a layer, kv_row_size those of a position's K and V in
+// portable form.
 uint64_t kv_cache_bytes(const KvShape& shape, bool keys);
 uint64_t kv_row_size(const KvShape& shape);
 

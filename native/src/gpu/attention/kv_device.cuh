@@ -19,7 +19,7 @@ TND_DEVICE int64_t kv_index(const KvShape& s, int head, int64_t slot) {
   return (int64_t{head} * s.capacity + slot) * s.dim;
 }
 
-// Of a table in device memory.
+// Reads an entry of a table in device memory.
 TND_DEVICE KvCache load_cache(const KvCache* from) {
   return {device_pointer(from->k), device_pointer(from->v)};
 }
@@ -106,10 +106,11 @@ TND_DEVICE float kv_first(float x, float y, const Before& before) {
 struct KvCodes {
   float scale, minimum;
   int low, high;    // codes of x and y
-  uint32_t fifths;  // of the block, as far as the type has them
+  uint32_t fifths;  // of the block, if the type has them
 };
-// kv_encode has the rules and the operations of quant/encode.cpp: the code of v is v * (1 / d), or (v - minimum) *
-// (1 / d), d not yet rounded to half. Called by the whole warp; `minima` and `fifths`: some lane's type has them.
+// kv_encode follows quant/encode.cpp, operation by operation: the code of v is v * (1 / d), or (v - minimum) *
+// (1 / d), d not yet rounded to half. Called by the whole warp; `minima` and `fifths` say that the type of some lane
+// has them.
 TND_DEVICE KvCodes kv_encode(KvType type, float x, float y, bool minima, bool fifths) {
   const bool bytes = type == KvType::kQ8_0, minimum = kv_has_minimum(type), five = kv_has_fifth_bits(type);
   float number = kv_first(x, y, [](float a, float b) { return fabsf(a) > fabsf(b); });
@@ -134,7 +135,7 @@ TND_DEVICE KvCodes kv_encode(KvType type, float x, float y, bool minima, bool fi
     c.high = static_cast<int>(roundf(y * inverse));
   } else {
     const float excess = minimum ? 0.5f : five ? 16.5f : 8.5f;
-    const float from = minimum ? c.minimum : 0.0f;  // taking zero off changes nothing
+    const float from = minimum ? c.minimum : 0.0f;  // subtracting zero changes nothing
     const int top = five ? 31 : 15;
     const int low = static_cast<int>((x - from) * inverse + excess);
     const int high = static_cast<int>((y - from) * inverse + excess);

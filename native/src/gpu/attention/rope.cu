@@ -1,6 +1,6 @@
-// Sixteen lanes a head, as the sums of the norm want it; a lane reads elements lane, lane + 16, … of its head from its
-// own part of shared memory. Heads of a row: queries, keys, values. DIM: elements of a head, 0 = any up to 512; a step
-// fetches the kernel's code from memory. ROTATED: keys or values are TQ3_0.
+// Sixteen lanes a head, as the sums of the norm need them; a lane reads elements lane, lane + 16, … of its head from
+// its own part of shared memory. Heads of a row: queries, keys, values. DIM: elements of a head, 0 = any up to 512; a
+// step fetches the kernel's code from memory. ROTATED: keys or values are TQ3_0.
 #include "gpu/attention/kv_device.cuh"
 #include "gpu/attention/rope.h"
 #include "gpu/attention/tq3_device.cuh"
@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(16 * kHeadsPerBlock) heads_kernel(HeadsArgs a)
   const int all = q_heads + (a.k == nullptr ? 0 : a.cache.k == nullptr ? 1 : 2) * a.kv.heads;
   const int index = blockIdx.x * kHeadsPerBlock + threadIdx.x / 16;
   const bool live = index < all;
-  const int head = live ? index : 0;  // idle lanes go along: shuffles want whole warps
+  const int head = live ? index : 0;  // idle lanes run too: shuffles need whole warps
   const int64_t row = blockIdx.y;
   float* x = shared + threadIdx.x / 16 * dim;
 
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(16 * kHeadsPerBlock) heads_kernel(HeadsArgs a)
   const float* src = is_q   ? a.q + (row * a.q_heads + head) * q_step
                      : is_k ? a.k + (row * a.kv.heads + kv_head) * dim
                             : a.v + (row * a.kv.heads + kv_head) * dim;
-  // Weights and plans are older than the work before.
+  // Weights and plans were written before the previous launch began.
   const float* w = is_q ? a.q_norm : is_k ? a.k_norm : nullptr;
   float weights[kMostPer], values[kMostPer];
 #pragma unroll
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(16 * kHeadsPerBlock) heads_kernel(HeadsArgs a)
   for (int i = 0; i < kMostPer; ++i) values[i] = lane + 16 * i < dim ? src[lane + 16 * i] : 0.0f;
   float sum = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kMostPer; ++i) sum = fmaf(values[i], values[i], sum);  // zeros beyond the end change nothing
+  for (int i = 0; i < kMostPer; ++i) sum = fmaf(values[i], values[i], sum);  // zeros beyond the end do not change it
   const float r = 1.0f / sqrtf(fold_16(sum) / static_cast<float>(dim) + a.eps);
 #pragma unroll
   for (int i = 0; i < kMostPer; ++i) {

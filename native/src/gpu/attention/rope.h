@@ -22,7 +22,7 @@ struct HeadsArgs {
   const float* q = nullptr;                 // [rows, q_heads * dim * (gated ? 2 : 1)]; nullptr = only k and v
   // [rows, q_heads * dim], rotated once more where keys are TQ3_0; may be q when not gated and no halves.
   void* q_out = nullptr;
-  bool q_halves = false;          // q_out: halves as kFlash wants them, else floats
+  bool q_halves = false;          // q_out: halves for kFlash, else floats
   float* k = nullptr;             // [rows, heads * dim], normed and rotated in place; nullptr = only q
   const float* v = nullptr;       // [rows, heads * dim]; read when a cache is given
   const int32_t* live = nullptr;  // device: rows in use, nullptr = all

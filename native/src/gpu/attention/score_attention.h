@@ -1,5 +1,5 @@
-// What a prompt scorer needs beyond launch_attention: scores of chosen query rows against every key, and their largest
-// attention over heads and layers. Same bits as cpu/score_op.cpp.
+// The kernels that a prompt scorer needs beyond launch_attention: scores of chosen query rows against every key, and
+// their largest attention over heads and layers. Same bits as cpu/score_op.cpp.
 //
 // A layer of a chunk: launch_heads on k alone (norm, no rotation), launch_score_dots, launch_heads (rotation, append,
 // q), launch_attention. After the layer's chunks: launch_score_peaks.

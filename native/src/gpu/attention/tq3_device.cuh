@@ -9,7 +9,7 @@ namespace tnd::gpu {
 
 inline constexpr int kTq3Per = kTq3Group / 16;  // elements of a lane
 
-// tq3_transform rotates a group; `back` takes that back.
+// tq3_transform rotates a group, or rotates it back.
 TND_DEVICE void tq3_transform(float (&x)[kTq3Per], bool back) {
   const int lane = static_cast<int>(lane_id()) % 16;
   const auto turned = [&](int i, bool first) {

@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kThreads) delta_conv_kernel(DeltaArgs a) {
   const DeltaShape& shape = a.w.shape;
   const int64_t row = blockIdx.y;
   const int heads = 2 * shape.nk + shape.nv;
-  // Plans and weights are older than the work before: one read is left to wait for behind it.
+  // Plans and weights were written before the previous launch began, so only one read is left for after the wait.
   const DeltaStepRow plan = a.row_plans[row];
   const DeltaStepGroup group = load_group(&a.group_plans[plan.group]);
   const int64_t in_group = row - group.first;
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads) delta_conv_kernel(DeltaArgs a) {
   const bool live = index < heads;
   const int head = live ? index : 0;
   const int64_t at = int64_t{head} * kDeltaDim + threadIdx.x % 16;  // channel of the lane's first element
-  // Inputs 3, 2, 1, 0 tokens back: rows of the group, or saved taps (-1 newest).
+  // Inputs 3, 2, 1, 0 tokens back: rows of the group, or saved taps (-1 is the newest).
   const float* inputs[kConvTaps];
   float w[kConvTaps][kPer], x[kConvTaps][kPer];
 #pragma unroll

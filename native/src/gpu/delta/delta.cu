@@ -2,9 +2,9 @@
 //
 // Block = (value head, slice of 32 columns) of one sequence; thread = parts p and p + 4 of the eight parts of 16 key
 // rows, of two columns: 64 floats of state in registers. Sums over key rows are sixteen fma ascending, an addition
-// within the thread and two exchanges (2, 1): the eight partials of the contract. Bound: a warp's row alone, about 320
-// instructions of which 256 are products. Two parts a thread instead of one of four columns: an exchange less on the
-// way to d, for twice the reads of keys and queries, which hide behind it.
+// within the thread and two exchanges (2, 1): the eight partials of the contract. Bound: the row of a single warp,
+// about 320 instructions of which 256 are products. A thread has two parts of two columns, not one part of four: that
+// saves an exchange before d, for twice the reads of keys and queries, which the exchanges hide.
 #include <algorithm>
 
 #include "gpu/delta/delta.h"
@@ -23,11 +23,11 @@ constexpr int kSliceElems = kDeltaDim * kDeltaSlice;
 
 constexpr int kColumns = 2;  // of a thread
 constexpr int kThreads = kLanes * kDeltaSlice / kColumns;
-constexpr int kTapChannels = 4 * kThreads;    // of a block: few blocks, they keep others from the processors
+constexpr int kTapChannels = 4 * kThreads;    // of a block: few blocks, since they take processors from others
 constexpr int kQuads = kHeld * kColumns / 4;  // a thread's state in pieces of 16 bytes
 
-// A lane's neighbour (xor 1) has its part and other columns: reads of 16 bytes of a row of keys
-// then take half the turns.
+// A lane's neighbour (xor 1) has the same part and other columns, which halves the turns that reads of 16 bytes of a
+// row of keys take.
 constexpr int kPartBit = 2, kOtherPart = 2 * kPartBit;  // lanes of parts p ^ 1 and p ^ 2
 struct Place {
   int part, column, head, slice;
@@ -47,7 +47,7 @@ TND_DEVICE Place fresh_place(Place p) {
   return p;
 }
 
-// Key row of the thread's i-th.
+// The key row of the thread's i-th state row.
 TND_DEVICE int key_row(int i, int part) {
   return (part + i / kPer * kLanes) * kPer + i % kPer;
 }
@@ -83,7 +83,7 @@ TND_DEVICE void read_four(float (&x)[kHeld], int i, const float* row, int part) 
 struct alignas(16) RowHead {
   float alpha, beta;
   int32_t update;   // of DeltaStepRow
-  int32_t special;  // not a row that leaves a state to the next one, which is there
+  int32_t special;  // 0: the next row is in shared memory and starts from this row's state
 };
 struct alignas(16) RowInputs {
   float k[kDeltaDim], q[kDeltaDim];  // piece_at
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
   let_next_start();
   const DeltaShape& shape = a.w.shape;
   const int64_t conv_dim = shape.conv_dim(), key_dim = shape.key_dim(), value_dim = shape.value_dim();
-  const DeltaStepGroup g = load_group(&a.group_plans[blockIdx.y]);  // plans are older than the work before
+  const DeltaStepGroup g = load_group(&a.group_plans[blockIdx.y]);  // written before the previous launch began
   if (g.count == 0 || g.chunked != 0) {
     wait_for_previous();
     return;
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
   Pair s[kHeld];
   load_state(s, committed, at);
 
-  // Even parts store o of a row, odd ones d, of one column each; o is summed beside d of the row after.
+  // Even parts store o of a row, odd ones d, one column each; o is summed together with d of the next row.
   const bool second = at.part >= kLanes / 2, holds_o = at.part % 2 == 0;
   const int64_t column = int64_t{at.head} * kDeltaDim + at.slice * kDeltaSlice + at.column + (second ? 1 : 0);
   const bool holds_d = !holds_o && g.commit == 0;
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
     save = plan->save;
     load = row + 1 < g.count ? (plan + 1)->load : kStateNone;
   };
-  const auto stage = [&](int first) {  // what read_heads left in registers; nothing waits for it before
+  const auto stage = [&](int first) {  // the registers of read_heads; nothing waits for them before
     if (tid >= heads) return;
     const bool moves = save != kStateNone || load != kStateNone, last = first + tid + 1 >= g.count;
     const bool turns = in_tiles && tid == kTileRows - 1;
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
   }
   __syncthreads();
 
-  // A turn of the loop begins behind the sums of k s and ends with those of the next row.
+  // An iteration begins after the sums of k s and ends with those of the next row.
   float k[kHeld], q[kHeld];
   Pair p[2], o[2] = {};  // sums of parts p and p + 4: of k s of this row, of q s of the row before
   const RowInputs* row_now = ring;
@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
     p[0] = p[1] = Pair{};
     both_parts([&](int i) { add(p, k, s, i); });
   };
-  // Adds the parts of o; the lane's column of it.
+  // Adds the parts of o and returns the lane's column of it.
   const auto fold_o = [&] {
     Pair sum;
 #pragma unroll
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
     o[0] = o[1] = Pair{};
     read_row(q, row_now->q);
   };
-  // The products by alpha run under the exchanges, so each kind of row has exchanges of its own.
+  // The products by alpha run during the exchanges, so each kind of row has its own exchanges.
   const auto update = [&] {
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
@@ -290,8 +290,8 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
     out += value_dim;
     ++row;
   };
-  // One row a turn: more are more code than the nearer caches of instructions hold. Most rows take the short way, which
-  // has one branch and its code in one piece.
+  // One row an iteration: the code of more would not fit the nearer instruction caches. Most rows take the short path,
+  // which has one branch and contiguous code.
 #pragma unroll 1
   for (;;) {
     if (__builtin_expect(now.special == 0, 1)) {
@@ -308,7 +308,7 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
       stage(row + 1);
       copy_async_wait<0>();
       __syncthreads();
-      copy_tile(row + 1 + kTileRows);  // where the tile before this one was
+      copy_tile(row + 1 + kTileRows);  // over the tile before this one
       read_heads(row + 1 + kTileRows);
     }
     if (now.update != 0) {
@@ -337,9 +337,9 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
 
 // ---- the replay
 
-constexpr int kCommitRows = 16;  // whose inputs are in shared memory together
+constexpr int kCommitRows = 16;  // rows whose inputs are in shared memory together
 
-// Bound: the state, read and written once. Nothing waits for memory twice but rows beyond the first kCommitRows.
+// Bound: the state, read and written once. Only rows beyond the first kCommitRows wait for memory a second time.
 __global__ void __launch_bounds__(kThreads) delta_commit_kernel(DeltaCommitArgs a) {
   struct Row {
     float k[kDeltaDim];  // piece_at
@@ -374,8 +374,8 @@ __global__ void __launch_bounds__(kThreads) delta_commit_kernel(DeltaCommitArgs 
   const Place at = place_here(static_cast<int>(blockIdx.x));
   float* slice = state.s + int64_t{blockIdx.x} * kSliceElems;
   Pair s[kHeld];
-  load_state(s, slice, at);  // under the reads of the path
-  // A row's copies: pieces of keys by the first threads, of d by those behind them.
+  load_state(s, slice, at);  // during the reads of the path
+  // A row's copies: the first threads copy pieces of keys, the ones after them pieces of d.
   constexpr int kValuePieces = kDeltaSlice / 4;
   static_assert(kThreads >= kPieces + kValuePieces && kThreads >= kCommitRows);
   const bool copies_k = tid < kPieces, copies = tid < kPieces + kValuePieces;

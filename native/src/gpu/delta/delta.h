@@ -2,13 +2,13 @@
 // accepted rows are replayed by launch_delta_commit for all layers at once. Same bits as cpu/deltanet.cpp. Long chains
 // of prompts go through delta_chunk.h instead of the recurrence.
 //
-// The recurrence keeps S in registers from the first to the last row of a group. Rows come depth first; at a node that
-// is left and returned to, S is put aside (plan below says where), in shared memory while it lasts, then in scratch.
-// The committed state is read once a step and not written, unless the group commits. There are two forms,
+// The recurrence keeps S in registers from the first to the last row of a group. Rows come depth first. At a node to
+// which a later row returns, S is saved (`plan` below says where), in shared memory while there is room, then in
+// scratch. The committed state is read once a step and not written, unless the group commits. There are two forms,
 // of the same bits:
 //   slices   a slice of 32 columns of a value head per block of two warps, four threads to two columns, twice sixteen
 //            key rows each (the eight partial sums of the contract)
-//   columns  the columns of all value heads of a key head dealt to blocks of four warps, eight threads to up to four
+//   columns the columns of all value heads of a key head are dealt to blocks of four warps, eight threads to up to four
 //            columns, sixteen key rows each
 #pragma once
 
@@ -21,7 +21,7 @@
 
 namespace tnd::gpu {
 
-// DeltaRow in device form: loads and saves that registers make unnecessary are left out.
+// DeltaRow in device form, without the loads and saves that registers make unnecessary.
 struct DeltaStepRow {
   int32_t taps[3];  // as in DeltaRow
   int32_t load;     // before the row: slot, kStateCommitted, or kStateNone = registers hold it
@@ -33,7 +33,7 @@ struct DeltaStepRow {
 struct DeltaStepGroup {
   int32_t first = 0, count = 0;
   int32_t commit = 0;
-  int32_t chunked = 0;  // the chunked form takes it (delta_chunk.h), the recurrence leaves it out
+  int32_t chunked = 0;  // 1: computed by the chunked form (delta_chunk.h), skipped by the recurrence
   DeltaState state;
   DeltaReplay replay;  // null when commit
 };
@@ -60,9 +60,9 @@ struct DeltaArgs {
   int state_slots = 0;            // of one tree
   int shared_per_block = 0;       // DeviceInfo::shared_per_block
   int processors = 0;             // DeviceInfo::processors
-  const int32_t* live = nullptr;  // device: of them in use, nullptr = all
+  const int32_t* live = nullptr;  // device: how many are in use, nullptr = all
 };
-// Convolution by parents, SiLU, L2 norms, gates; fills the replay of groups that do not commit (but d).
+// Convolution by parents, SiLU, L2 norms, gates; fills the replay of groups that do not commit, except d.
 void launch_delta_conv(Stream& stream, const DeltaArgs& args);
 // The recurrence over all rows; d of the replay, or state and taps of committing groups.
 void launch_delta_slices(Stream& stream, const DeltaArgs& args);
@@ -71,8 +71,8 @@ using DeltaRule = void (*)(Stream&, const DeltaArgs&);
 // Rows of a sequence that a block has in shared memory before the first; more follow in tiles.
 inline constexpr int kDeltaRowsAtOnce = 24;
 // The form for groups of a step: columns for 2 to kDeltaRowsAtOnce rows of one sequence and slices for the rest
-// (columns are slower where tiles follow each other: docs/speed-log/gpu-steps.md). It goes by the number of rows
-// alone: a choice by what they are would give equally many rows of a tree and of a chain two graphs.
+// (columns are slower where tiles follow each other: docs/speed-log/gpu-steps.md). It depends on the number of rows
+// alone: otherwise a tree and a chain with equally many rows would need two graphs.
 DeltaRule delta_rule(std::span<const DeltaStepGroup> groups);
 
 // Replays rows path[0..*count) of one sequence into state and taps of all layers.

@@ -1,4 +1,4 @@
-// Which family of matrix instructions the chunked delta rule runs on.
+// Picks the family of matrix instructions for the chunked delta rule.
 #include "gpu/delta/delta_chunk.cuh"
 #include "gpu/runtime/half_units.h"
 

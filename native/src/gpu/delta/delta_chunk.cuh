@@ -4,10 +4,10 @@
 //   prepare  A_ij = beta_i (k_i k_j) D_ij (j < i), D_ij = e^(G_i - G_j), T = (I + A)^-1
 //            W = T diag(beta e^G) K, U = T diag(beta) V, P_ij = (q_i k_j) D_ij (j <= i)
 //   states   V' = U - W S, O = diag(e^G) Q S + P V', S = e^(G_C) S + K^T diag(e^(G_C - G)) V'
-// T, W and K, Q are at most 1 in size (the rule only ever shrinks what a state holds along k), so their scale is
-// fixed; V, S and V' are scaled by a power of two from their own maximum.
+// T, W and K, Q are at most 1 in size (the rule only ever shrinks a state along k), so their scale is fixed; V, S and
+// V' are scaled by a power of two from their own maximum.
 //
-// What is missing of a chunk's 64 rows counts as k = q = v = beta = g = 0, which changes nothing.
+// The rows that a chunk lacks of 64 count as k = q = v = beta = g = 0, which changes nothing.
 #pragma once
 
 #include <type_traits>
@@ -67,8 +67,8 @@ struct alignas(16) PrepareShared {
   float beta[kDeltaChunk], beta_decay[kDeltaChunk];      // beta, beta e^G
 };
 
-// Log decays of a chunk and what follows from them; first warp. Sums and differences of G need more bits than a float
-// has: a decay of e^-1000 must not cost the ones behind it their precision.
+// Log decays of a chunk and the factors made from them; by the first warp. Sums and differences of G need more bits
+// than a float has: a decay of e^-1000 must not reduce the precision of later ones.
 TND_DEVICE void chunk_decays(PrepareShared& s, const DeltaChunkArgs& a, const DeltaChunk& chunk, int head,
                              float* factors) {
   const int lane = static_cast<int>(lane_id());
@@ -115,7 +115,7 @@ TND_DEVICE void invert_diagonal(float (&tile)[16][20]) {
 #pragma unroll
     for (int j = 0; j < 16; j += 4) {
       if (j >= i) continue;
-      const float4 a = *reinterpret_cast<const float4*>(&tile[i][j]);  // what lies on and above the diagonal is zero
+      const float4 a = *reinterpret_cast<const float4*>(&tile[i][j]);  // elements on and above the diagonal are zero
       x[i] = fmaf(-a.x, x[j], x[i]);
       if (j + 1 < i) x[i] = fmaf(-a.y, x[j + 1], x[i]);
       if (j + 2 < i) x[i] = fmaf(-a.z, x[j + 2], x[i]);
@@ -144,7 +144,7 @@ TND_DEVICE void halves_of_columns(Halves<Unit>& f, const float (&tile)[16][20]) 
       f, [&](int index, int k) { return make_float2(tile[k][index] * kUnitScale, tile[k + 1][index] * kUnitScale); });
 }
 
-// K, Q or V of a chunk: [64][128], rows of zeros behind the last.
+// K, Q or V of a chunk: [64][128], rows of zeros after the last.
 struct ChunkMatrix {
   const float* m;
   int64_t stride;
@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(kChunkThreads, Unit::kPrepareBlocks) delta_pre
   const DeltaChunk chunk = a.chunks[blockIdx.y];
   const ChunkScratch out = chunk_scratch(a.scratch, shape, static_cast<int>(blockIdx.y), head);
   const int row0 = tile_row(Unit{}), column0 = tile_column(Unit{});
-  const bool own_key = head < shape.nk;  // this block leaves K and Q for all value heads that use them
+  const bool own_key = head < shape.nk;  // this block writes K and Q for all value heads that use them
   const int64_t conv_dim = shape.conv_dim(), key_dim = shape.key_dim();
   const float* queries = a.conv + chunk.first * conv_dim + head % shape.nk * kDeltaDim;
   const float* keys = queries + key_dim;
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(kChunkThreads, Unit::kPrepareBlocks) delta_pre
 
   // Products of token tile `i` (in rows) with the keys of tile j.
   const auto against_keys = [&](int j) {
-    Tile c, small;  // small: where hi meets lo, so that its sums do not lose bits to the large ones
+    Tile c, small;  // small: products of hi and lo, which would lose bits in the sums of the large ones
     clear(c);
     clear(small);
 #pragma unroll
@@ -307,7 +307,7 @@ __global__ void __launch_bounds__(kChunkThreads, Unit::kPrepareBlocks) delta_pre
   // as all of them unrolled take more registers than there are.
   constexpr int kMine = kKeyTiles / kChunkWarps, kTogether = Unit::kTogether;
   Halves<Unit> x[kTogether][kTokenTiles];  // [key or column][token]
-  // Row i of tiles of T diag(factor), each handed to `use` with its place j.
+  // Row i of tiles of T diag(factor), each passed to `use` with its place j.
   const auto each_t = [&](int i, const float* factor, const auto& use) {
 #pragma unroll
     for (int j = 0; j < kTokenTiles; ++j) {
@@ -407,7 +407,7 @@ __global__ void __launch_bounds__(kChunkThreads, Unit::kStateBlocks) delta_state
 #pragma unroll Unit::kCopies
     for (int i = 0; i < bytes; i += kChunkThreads * 16) copy_async_16(to + at + i, from + at + i);
   };
-  // Places in turn; where a chunk fits the ring they are constants, as part is wherever it is named.
+  // The next places. Where a chunk fits the ring they are constants, as `part` is in every call.
   int next = 0, next_free = 0;
   const auto place_of = [&](int* counter, int part) {
     if (PLACES == kPieces) return ring + part * kPlaceBytes;
@@ -431,7 +431,7 @@ __global__ void __launch_bounds__(kChunkThreads, Unit::kStateBlocks) delta_state
     }
     copy_async_commit();
   };
-  constexpr int kAhead = PLACES - 1;  // pieces under way
+  constexpr int kAhead = PLACES - 1;  // pieces in flight
   static_assert(kAhead <= kPieces);
   // take returns a piece and fetches into the place of the one before it.
   const auto take = [&](int c, int part) {
@@ -445,7 +445,7 @@ __global__ void __launch_bounds__(kChunkThreads, Unit::kStateBlocks) delta_state
   for (int part = 0; part < kAhead; ++part) fetch(0, part);
 
   const int row0 = tile_row(Unit{}), column = column0 + tile_column(Unit{});  // of the lane
-  // Read again where it is needed; otherwise clang keeps 64 addresses from the loads at the start to the stores at
+  // Computed again where it is needed; otherwise clang keeps 64 addresses from the loads at the start to the stores at
   // the end.
   const auto state = [&] {
     return group.state.s + (int64_t{head} * kDeltaDim * kDeltaDim + column / kDeltaSlice * kDeltaDim * kDeltaSlice +
@@ -568,7 +568,8 @@ __global__ void __launch_bounds__(kChunkThreads, Unit::kStateBlocks) delta_state
         }
       }
     }
-    // Sums of their own are added to S with one rounding: matrix units cut sums off, which would let S fade.
+    // Products are summed separately and added to S with one rounding: matrix units truncate sums, which would let
+    // S decay.
     const float decay = in.factors[kDeltaChunk - 1];
 #pragma unroll
     for (int k = 0; k < kKeyTiles; ++k) {
@@ -603,7 +604,7 @@ void launch_delta_states_on(Stream& stream, const DeltaChunkArgs& args) {
            {.grid = grid, .block = {kChunkThreads}, .shared_bytes = kBytes, .overlap = true, .name = "delta_states"},
            kernel, args);
   };
-  // With a wide ring the copies of a whole chunk are under way; three places are what small cards hold twice.
+  // With a wide ring the copies of a whole chunk are in flight; small cards hold two rings of three places.
   if (Unit::kManyPlaces > 3 && args.shared_per_block >= Unit::kManyPlaces * kPlaceBytes) {
     using Places = std::integral_constant<int, Unit::kManyPlaces>;
     start(Places(), delta_states_kernel<Unit, Places::value>);

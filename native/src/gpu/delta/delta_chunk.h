@@ -1,9 +1,9 @@
-// Chunked form of the gated delta rule: chains of prompts, where the recurrence would wait for one row after the other.
-// The corrections d of 64 rows solve a triangular system, so the state is read and written once a chunk and the rest is
-// matrix products (docs/spec/qwen35.md 3.7). Other bits than the recurrence, the same precision: products of halves,
-// each number as two of them (MODEL_qwen35.md, Delta rule of prompts).
+// Chunked form of the gated delta rule, for chains of prompts, where the recurrence would wait for one row after the
+// other. The corrections d of 64 rows solve a triangular system, so the state is read and written once a chunk and the
+// rest is matrix products (docs/spec/qwen35.md 3.7). The bits differ from the recurrence's, the precision is the same:
+// products of halves, each number as two of them (MODEL_qwen35.md, Delta rule of prompts).
 //
-// Two launches: launch_delta_prepare makes of every chunk, by head and all at once, what does not depend on the state;
+// Two launches: launch_delta_prepare computes what does not depend on the state, for all chunks and heads at once;
 // launch_delta_states then goes through the chunks in order with the state in registers.
 #pragma once
 
@@ -37,9 +37,9 @@ struct DeltaChain {
 struct DeltaChunks {
   std::vector<DeltaChunk> chunks;
   std::vector<DeltaChain> chains;
-  // takes says whether a group is one for the chunked form.
+  // takes says whether a group takes the chunked form.
   static bool takes(const DeltaGroup& group) { return group.prompt; }
-  // plan takes groups [first, …) as long as their chunks fit `capacity`; returns the first group that was left.
+  // plan takes groups [first, …) as long as their chunks fit `capacity`; returns the first group that did not fit.
   size_t plan(std::span<const DeltaGroup> groups, size_t first, int capacity);
 };
 

@@ -1,14 +1,14 @@
 // Products of 16x16 tiles for the chunked delta rule, over the two families of matrix instructions (runtime_mma.h).
-// Kernels know tiles only through these names:
+// Kernels use tiles only through these names:
 //   Halves   a 16x16 operand, [index][k]; a number is the sum of two halves, hi + lo, times a power of two
 //   Tile     16x16 sums, 8 a lane: element e is (tile_row() + Unit::row(e), tile_column() + Unit::column(e)), of which
 //            the second parts are constants
 //   multiply c[x][y] += sum over k of X[x][k] Y[y][k], without lo * lo: 22 of the 24 bits of a product of floats
-//   turn     a Tile as operand [column][row], without going through memory: the result of a product
-//            is the next one's operand
-// NVIDIA's accumulators hold pairs along what its A operand holds pairs along, so there Y is A and tiles are kept
-// transposed and turn moves nothing. AMD's hold rows: of gfx12 neighbours, which a lane has as an operand too, of gfx11
-// every other one, and turn exchanges between the halves of a wave.
+//   turn a Tile as operand [column][row], without going through memory, so that the result of one product is the
+//            operand of the next
+// On NVIDIA the accumulator fragment has the layout of operand A. Y is therefore passed as A, tiles are kept
+// transposed, and turn moves nothing. On AMD a lane's accumulators are rows: consecutive ones on gfx12, as in a lane's
+// operand; every other one on gfx11, where turn exchanges them between the halves of a wave.
 #pragma once
 
 #include "gpu/runtime/runtime_mma.h"
@@ -31,7 +31,7 @@ TND_DEVICE void no_sink(Tile& c) {
 // Operands lie in memory as they lie in registers: 512 bytes of hi, 512 of lo, 16 bytes a lane at a time.
 constexpr int kHalvesBytes = 1024;
 constexpr int kTileFloatBytes = 16 * 16 * static_cast<int>(sizeof(float));
-// Powers of two that bring numbers of at most 1 to where halves have all their bits for hi and lo.
+// The power of two that scales numbers of at most 1 into the range where both halves, hi and lo, have all their bits.
 constexpr int kTopPower = 14;
 constexpr float kUnitScale = 0x1p14f, kUnitInverse = 0x1p-14f;
 
@@ -40,7 +40,7 @@ struct DeltaMma {
   static constexpr int kRegs = 4;
   static constexpr int kWide = 1;  // pieces of 16 bytes of a lane's registers
   static constexpr int kLanes = 32;
-  // Blocks a processor that registers are shared out for, places of the ring of states where there is room.
+  // Blocks a processor, which bounds the registers, and places in the ring of the second kernel where there is room.
   static constexpr int kPrepareBlocks = 3, kStateBlocks = 1, kManyPlaces = 7;
   static constexpr bool kAhead = true;  // numbers of the next step are loaded while registers last
   static constexpr int kTogether = 2;   // tiles of W and U
@@ -48,8 +48,8 @@ struct DeltaMma {
   static constexpr int row(int e) { return (e & 4) * 2 + (e & 1); }
   static constexpr int column(int e) { return (e & 2) * 4; }
 };
-// Registers in the order of two B operands: X comes from memory by fours, and B wants its two side by side. Y is made
-// in registers, which may be any.
+// Registers in the order of two B operands: X comes from memory in fours, and B takes two neighbours. Y is made in
+// registers, in any order.
 TND_DEVICE int operand_index(DeltaMma, int r) {
   return static_cast<int>(lane_id()) / 4 + (r & 2) * 4;
 }

@@ -2,13 +2,12 @@
 //
 // A key head's value heads lie side by side, and their columns are dealt to warps, four times as many as value heads
 // share a key head: 512 warps for every model with 16 key heads. A block is four warps, one for each quarter of a
-// processor, and as few blocks as the card allows share a processor, so that a warp waits
-// for its own instructions only.
+// processor. As few blocks as the card allows share a processor, so that a warp waits for its own instructions only.
 //
 // Thread = one of the eight parts of 16 key rows, of COLUMNS columns: 16 COLUMNS floats of state in registers. Sums
-// over key rows are sixteen fma ascending and three exchanges (4, 2, 1): the eight partials of the contract. Of a row,
-// only k s, the exchanges, d and the update depend on each other; the products q s of the row before run under the
-// exchanges. Bound: a warp's row alone, 258 instructions with three columns a thread (sm_90).
+// over key rows are sixteen fma ascending and three exchanges (4, 2, 1): the eight partials of the contract. Within a
+// row, only k s, the exchanges, d and the update depend on each other; the products q s of the previous row run during
+// the exchanges. Bound: the row of a single warp, 258 instructions with three columns a thread (sm_90).
 #include <algorithm>
 
 #include "gpu/delta/delta.h"
@@ -23,8 +22,8 @@ using namespace delta_rows;
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * TND_WARP;
 constexpr int kColumnLanes = TND_WARP / kParts;  // lanes of a warp with the same part
-constexpr int kMostBlocks = 4;                   // of a processor that are reckoned with
-// Shared memory that blocks leave free, so that those of the small kernel behind find room.
+constexpr int kMostBlocks = 4;                   // of a processor that are considered
+// Shared memory that blocks leave free, so that blocks of the small kernel after this one find room.
 constexpr int kLeftFree = 4096;
 
 // Lanes: bit 0 and bit 4 choose columns, bits 1 to 3 the part. Neighbours then read the same 16 bytes of keys, and half
@@ -47,7 +46,7 @@ TND_DEVICE Place place_here() {
   const int lane = static_cast<int>(lane_id());
   return {lane / 2 % kParts, lane % 2 + lane / 16 * 2, static_cast<int>(warp_id())};
 }
-// column_of is where in the block's columns the thread's c-th is.
+// column_of returns where the thread's column c is among the block's columns.
 template <int COLUMNS>
 TND_DEVICE int column_of(const Place& p, int c) {
   const int before = c / 2 * kWarps * kColumnLanes * 2, lanes = p.warp * kColumnLanes + p.lane_column;
@@ -62,12 +61,12 @@ TND_DEVICE Column column_at(const DeltaShape& shape, int key_head, int column) {
   return {key_head + column / kDeltaDim * shape.nk, column % kDeltaDim};
 }
 
-// What becomes of a row's state.
+// What happens to a row's state.
 enum RowKind : int32_t {
-  kLeaf,      // nothing: registers keep what it started from
-  kMoves,     // kept, but the next row does not start from it, or from memory
+  kLeaf,      // dropped: registers keep the state that the row started from
+  kMoves,     // kept, but saved, or the next row starts from another state
   kFlows,     // the next row starts from it as it is in registers
-  kOrdinary,  // so it is with the row before, too, and the next row is of the same tile
+  kOrdinary,  // the same holds for the row before, and the next row is of the same tile
 };
 struct alignas(16) RowPlan {
   int32_t kind;
@@ -80,7 +79,7 @@ template <int COLUMNS>
 struct alignas(16) RowInputs {
   float k[kDeltaDim], q[kDeltaDim];  // piece_at
   float v[Columns<COLUMNS>::kBlock];
-  Gates gates[2];  // of the head that the block's first column is of, and of the next one
+  Gates gates[2];  // of the head of the block's first column, and of the next head
   RowPlan plan;
 };
 // at: 16 * part.
@@ -98,7 +97,7 @@ struct Held {
   float v[kPer][COLUMNS];
 };
 
-// What visits a state is inlined by attribute: clang else keeps the state in scratch.
+// Functions that visit a state are inlined by attribute: otherwise clang keeps the state in scratch.
 //
 // visit_state calls visit(where, i, c, pair) for the numbers of the thread in a sequence's state in memory: key row i
 // of its column c, or of its columns c and c + 1.
@@ -142,7 +141,7 @@ TND_DEVICE void store_state(const Held<COLUMNS>& s, const DeltaShape& shape, flo
                        });
 }
 
-// fold adds the parts of a sum of each column; a lane goes on with fewer columns at every exchange and ends with that
+// fold adds the parts of each column's sum. At every exchange a lane drops some of its columns; it ends with that
 // of kept_column.
 template <int COLUMNS>
 TND_DEVICE float fold(const float (&o)[COLUMNS], bool second4, bool second2) {
@@ -163,7 +162,8 @@ TND_DEVICE float fold(const float (&o)[COLUMNS], bool second4, bool second2) {
   }
   return y + shfl_xor(y, kPart1);
 }
-// pick returns that column's number. By values: clang makes a read by number of a choice of places.
+// pick returns the value of that column. It selects values: if it selected addresses, clang would keep the array
+// in memory.
 template <int COLUMNS>
 TND_DEVICE float pick(const float (&d)[COLUMNS], bool second4, bool second2) {
   const float d0 = d[0], d1 = d[COLUMNS > 1 ? 1 : 0], d2 = d[COLUMNS > 2 ? 2 : 0], d3 = d[COLUMNS - 1];
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kThreads) delta_columns_kernel(DeltaArgs a, in
   let_next_start();
   const DeltaShape& shape = a.w.shape;
   const int64_t conv_dim = shape.conv_dim(), key_dim = shape.key_dim(), value_dim = shape.value_dim();
-  const DeltaStepGroup g = load_group(&a.group_plans[blockIdx.y]);  // plans are older than the work before
+  const DeltaStepGroup g = load_group(&a.group_plans[blockIdx.y]);  // written before the previous launch began
   if (g.count == 0 || g.chunked != 0) {
     wait_for_previous();
     return;
@@ -201,17 +201,17 @@ __global__ void __launch_bounds__(kThreads) delta_columns_kernel(DeltaArgs a, in
   // The first row starts from the committed state, which only this launch of a step touches.
   Held<COLUMNS> s = load_state<COLUMNS>(shape, g.state.s, key_head, first_column, at);
 
-  // Even parts store o of a row, odd ones d, of one column each; o is summed beside d of the row after.
+  // Even parts store o of a row, odd ones d, one column each; o is summed together with d of the next row.
   const int kept = kept_column<COLUMNS>(at.part);
   const bool second4 = at.part / 4 != 0, second2 = at.part / 2 % 2 != 0, holds_o = at.part % 2 == 0;
-  // Lanes that end with a column which others have, too.
+  // True in lanes that end with a column that another lane has, too.
   const bool again = (COLUMNS < 2 && second4) || (COLUMNS < 3 && second2) || (COLUMNS == 3 && second2 && second4);
   const bool stores_o = holds_o && !again, stores_d = !holds_o && !again && g.commit == 0;
   const Column stored = column_at(shape, key_head, first_column + column_of<COLUMNS>(at, kept));
   float* out = (stores_d ? g.replay.d : a.mixed + (int64_t{g.first} - 1) * value_dim) +
                int64_t{stored.head} * kDeltaDim + stored.in_head;
-  // Where the thread's things are in a row, in bytes. By a shuffle, so that the compiler keeps them instead of
-  // computing them again for every row.
+  // Offsets of the thread's data in a row, in bytes. They go through a shuffle, so that the compiler keeps them instead
+  // of computing them again for every row.
   const auto keep = [](int n) { return shfl_xor(n, 0); };
   const int key_at = keep(at.part * 16);
   int value_at[C::kPieces], gate_at[C::kPieces];
@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(kThreads) delta_columns_kernel(DeltaArgs a, in
     plan.save = here->save;
     plan.load = more ? (here + 1)->load : kStateNone;
   };
-  const auto stage = [&](int first) {  // what read_plans left in registers; nothing waits for it before
+  const auto stage = [&](int first) {  // the registers of read_plans; nothing waits for them before
     if (tid >= planned) return;
     Row& to = ring[first % kRingRows + tid];
     to.gates[0] = gates[0], to.gates[1] = gates[1];
@@ -395,7 +395,7 @@ __global__ void __launch_bounds__(kThreads) delta_columns_kernel(DeltaArgs a, in
   add(p, k);
   bool owes_o = false;  // the products q s of the row before
   for (;;) {
-    // Most rows take this way, whose code is in one piece.
+    // Most rows take this path, whose code is contiguous.
 #pragma unroll 1
     while (kind == kOrdinary) {
       find_d();
@@ -415,7 +415,7 @@ __global__ void __launch_bounds__(kThreads) delta_columns_kernel(DeltaArgs a, in
       stage(row + 1);
       copy_async_wait<0>();
       __syncthreads();
-      copy_tile(row + 1 + kTileRows);  // where the tile before this one was
+      copy_tile(row + 1 + kTileRows);  // over the tile before this one
       read_plans(row + 1 + kTileRows);
     }
     find_d();
@@ -459,7 +459,7 @@ void launch_columns(Stream& stream, const DeltaArgs& args) {
   constexpr int kRingBytes = static_cast<int>(sizeof(RowInputs<COLUMNS>)) * kRingRows;
   const int room = args.shared_per_block / share - kRingBytes - kLeftFree;
   const int slots = std::clamp(room / kSlotBytes, 0, args.state_slots);
-  // Blocks come to processors as these fall empty, and the first ones would get more of them than others.
+  // Blocks start on processors as these become free, and the first processors would get more blocks than others.
   const int alone = std::min(args.shared_per_block / (share + 1) + 1 - kRingBytes, room);
   launch(stream,
          {.grid = {static_cast<unsigned>(blocks), static_cast<unsigned>(args.groups)},
@@ -474,7 +474,7 @@ void launch_columns(Stream& stream, const DeltaArgs& args) {
 }  // namespace
 
 void launch_delta_columns(Stream& stream, const DeltaArgs& args) {
-  // Blocks of 16 times as many columns as a thread has must end where those of a key head do.
+  // A block has 16 times as many columns as a thread, which must divide the columns of a key head.
   const int heads = args.w.shape.nv / args.w.shape.nk;
   if (heads % 3 == 0 && heads % 4 != 0) return launch_columns<3>(stream, args);
   if (heads >= 4) return launch_columns<4>(stream, args);

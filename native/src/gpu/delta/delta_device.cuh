@@ -1,4 +1,4 @@
-// What the recurrence and the chunked form of the delta rule share.
+// The parts that the recurrence and the chunked form of the delta rule share.
 #pragma once
 
 #include "gpu/delta/delta.h"
@@ -11,7 +11,7 @@ TND_DEVICE DeltaState device_pointers(const DeltaState& s) {
 TND_DEVICE DeltaReplay device_pointers(const DeltaReplay& r) {
   return {device_pointer(r.conv_in), device_pointer(r.k), device_pointer(r.d), device_pointer(r.alpha)};
 }
-// Of a plan in device memory.
+// Reads a group of a plan in device memory.
 TND_DEVICE DeltaStepGroup load_group(const DeltaStepGroup* plan) {
   DeltaStepGroup g = *plan;
   g.state = device_pointers(g.state);
@@ -34,7 +34,7 @@ TND_DEVICE void write_taps(const DeltaStepGroup& g, int64_t conv_dim, int64_t ch
 #pragma unroll
   for (int t = 0; t < kConvTaps - 1; ++t) g.state.taps[t * conv_dim + channel] = kept[t];
 }
-// Keeps them.
+// Stores them as the new taps.
 TND_DEVICE void shift_taps(const DeltaStepGroup& g, const float* qkv, int64_t conv_dim, int64_t channel) {
   float kept[kConvTaps - 1];
   read_taps(g, qkv, conv_dim, channel, kept);

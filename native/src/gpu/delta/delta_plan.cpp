@@ -6,7 +6,8 @@
 namespace tnd::gpu {
 
 // Registers hold one state: that of the last row that updated it. A row whose state_in is not that one loads it, so the
-// last row that made it saves it. Rows that nobody returns to save nothing: a chain with twigs runs in registers.
+// last row that made it saves it. Rows to which no later row returns save nothing: a chain with side branches of one
+// row stays in registers.
 void DeltaStep::plan(std::span<const DeltaGroup> host, int n_rows, int layers) {
   constexpr int kNone = -1;
   rows.assign(static_cast<size_t>(n_rows), DeltaStepRow());

@@ -13,8 +13,8 @@ TND_DEVICE float fold_16(float v) {
 }
 
 // sum_squares_16 is the sum of x[0..n)^2, n a multiple of 16. Called by the whole warp; each half may have an x of its
-// own. The chain of fma is waited for and nothing else: loads run a batch ahead of it, in two sets of registers, and
-// have no conditions.
+// own. The time is that of the chain of fma alone: loads run a batch ahead of it, in two sets of registers, and have
+// no conditions.
 TND_DEVICE float sum_squares_16(const float* x, int n) {
   constexpr int kBatch = 16;
   const float* from = x + lane_id() % 16;

@@ -12,11 +12,11 @@ TND_OUTLINE float silu_any(float x) {
 }
 
 // silu_all replaces each x by silu_f32(x), bit by bit. With exp_f32 and the compilers' division, which branch for
-// unusual operands, N of them run one after the other, about 100 cycles each; here one branch is left for all.
+// unusual operands, N of them run one after the other, about 100 cycles each. Here one branch serves all N.
 //
 // For x >= -40: e^-x < 2^58, so that the clamps of exp_f32 do nothing and 2^n is one factor; above 40 the divisor is 1,
-// as at 40. divide_usual is then right for all finite x: where |x| < 2^-60 the divisor is 2, and the quotient of zeros
-// lacks but the sign.
+// as at 40. divide_usual is then right for all finite x: where |x| < 2^-60 the divisor is 2, and for zeros only the
+// sign is wrong.
 template <int N>
 TND_DEVICE void silu_all(float (&x)[N]) {
   using namespace exp_const;

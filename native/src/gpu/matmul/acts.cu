@@ -1,5 +1,5 @@
-// Buffers of matmul inputs, and the kernel that fills them from plain rows. 5 bytes of traffic per element; used where
-// no kernel that computes the rows can quantise them itself.
+// Buffers of matmul inputs, and the kernel that fills them from plain rows, with 5 bytes of traffic per element. It is
+// used where the kernel that computes the rows cannot quantise them itself.
 #include <algorithm>
 #include <utility>
 
@@ -62,7 +62,7 @@ uint64_t lay_out(ActsView* acts, void* mem, int64_t max_k, int max_rows, uint32_
   if (max_rows > 64 && (forms & (kFormQ256 | kFormQ32)) != 0) {
     take(&acts->panels, forms, 2 * kSuper);
     take(&acts->row_unscale, forms, 4);
-    panels_end = std::exchange(at, 0);  // the codes lie in the same memory
+    panels_end = std::exchange(at, 0);  // the codes share this memory
   }
   take(&acts->q256, kFormQ256, kSuper);
   take(&acts->sum16, kFormQ256, 32);

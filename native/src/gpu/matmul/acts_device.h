@@ -1,4 +1,4 @@
-// How kernels write matmul inputs: a warp hands in the 256 floats of one row's super-block, this quantises them as
+// How kernels write matmul inputs: a warp passes the 256 floats of one row's super-block. acts_store quantises them as
 // NUMERICS.md defines and stores them where the products read them (ActsView in matmul.h). For files with kernels.
 #pragma once
 
@@ -8,8 +8,8 @@
 
 namespace tnd::gpu {
 
-// Scale of a group from its largest magnitude, and the reciprocal that codes are made with; a group that is too small
-// for a reciprocal has both zero.
+// Scale of a group from its largest magnitude, and the reciprocal that makes the codes; in a group that is too small
+// for a reciprocal both are zero.
 struct GroupScale {
   float a, inverse;
 };
@@ -46,7 +46,7 @@ TND_DEVICE int sum_bytes(uint32_t word, int sum) {
   return dp4a(static_cast<int32_t>(word), 0x01010101, sum);
 }
 
-// Words of a pair of elements: bfloat16 nearest to them, and nearest to what is left.
+// Words of a pair of elements: the nearest bfloat16, and the nearest to the remainder.
 struct PairWords {
   uint32_t hi, lo;
 };
@@ -136,8 +136,8 @@ TND_DEVICE float power_of_two(int n) {
   return __uint_as_float(static_cast<uint32_t>(n + 127) << 23);
 }
 
-// row_scale_exponent returns the power of two that a row with this largest magnitude is multiplied by: it brings it to
-// [2^14, 2^15), which costs no precision, and values down to 2^-28 of the largest keep all bits of a half.
+// row_scale_exponent returns the power of two that a row with this largest magnitude is multiplied by: it scales the
+// maximum to [2^14, 2^15), which costs no precision, and values down to 2^-28 of the largest keep all bits of a half.
 TND_DEVICE int row_scale_exponent(float max) {
   const int up = 14 + 127 - static_cast<int>(__float_as_uint(max) >> 23);
   return up < 100 ? up : 100;
@@ -156,8 +156,8 @@ TND_DEVICE void store_scaled(const ActsView& acts, uint32_t forms, int row, int 
 }
 
 // store_scaled_row writes a row in all of `forms` when it needs_row_scale. Called by a block of one dimension and whole
-// warps; eight(s, v) gives a warp its lanes' elements of super-block s as acts_store wants them, the same each time.
-// A warp keeps HELD super-blocks in registers; more are computed twice.
+// warps; eight(s, v) returns the lanes' elements of super-block s in the order of acts_store, the same values each
+// time. A warp keeps HELD super-blocks in registers; more are computed twice.
 template <int HELD, class EIGHT>
 TND_DEVICE void store_scaled_row(const ActsView& acts, uint32_t forms, int row, int supers, EIGHT&& eight) {
   TND_SHARED(float, maxima, [32]);
@@ -198,7 +198,7 @@ TND_DEVICE void store_scaled_row(const ActsView& acts, uint32_t forms, int row, 
     store_scaled(acts, forms, row, s, v, scale);
   }
 }
-// scaled_row_threads is the block for a row of k elements.
+// scaled_row_threads returns the threads of a block for a row of k elements.
 inline unsigned scaled_row_threads(int64_t k) {
   return static_cast<unsigned>(super_blocks(k) < 32 ? super_blocks(k) : 32) * TND_WARP;
 }

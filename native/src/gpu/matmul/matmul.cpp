@@ -87,7 +87,8 @@ static MatmulJobs take_type(MatmulJobs* jobs, DType type) {
   return taken;
 }
 
-// Whether the kernel for clusters should take the products of a set: the emulation must be told, other devices know.
+// Says whether the kernel for clusters may take the products of a set. The emulation takes that from the group's unit;
+// launch_matmul_lanes checks other devices.
 static bool wants_lanes(const MatmulGroup& group, KernelSet set) {
   const bool forms_clusters = std::strcmp(api_name(), "emu") == 0 ? group.unit >= 4 : group.unit == 0;
   return forms_clusters && set == KernelSet::kCommon && group.rows <= 32;
@@ -124,7 +125,7 @@ MatmulJobs divide(MatmulJobs* jobs, int tiles, int tile_outs, int unit_outs) {
   return rest;
 }
 
-// The products of panels of a group, a launch a type.
+// Launches the products of panels of a group, one launch a type.
 static void launch_panels(Stream& stream, const MatmulGroup& group) {
   MatmulJobs launches[kMaxProducts];
   int count = 0;
@@ -133,7 +134,7 @@ static void launch_panels(Stream& stream, const MatmulGroup& group) {
     (void)take_type(&jobs, DType::kF32);
     while (jobs.count > 0) launches[count++] = take_type(&jobs, jobs.jobs[0].type);
   }
-  // The largest first: what joins it fills the processors that its last tiles leave.
+  // The largest first: launches that join it fill the processors that its last tiles leave idle.
   for (int i = 1; i < count; ++i) {
     if (weight_bytes_of(launches[i]) > weight_bytes_of(launches[0])) std::swap(launches[i], launches[0]);
   }

@@ -29,7 +29,7 @@ struct DeviceWeight {
 
 // ---- inputs
 
-// Forms in which weights read their input; values combine as a mask (core/backend.h: InputForms).
+// Forms in which products read their input; values combine as a mask (core/backend.h: InputForms).
 enum ActForm : uint32_t {
   kFormQ256 = 1,  // int8, scale per 256: Q4_K, Q5_K, Q6_K, IQ4_XS
   kFormQ32 = 2,   // int8, scale per 32: Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL
@@ -55,15 +55,15 @@ struct ActsView {
   float* f32 = nullptr;       // [R][f32_stride]
   int64_t f32_stride = 0;     // elements, a multiple of 256
   int32_t row_stride = 0;     // a multiple of 64, and of 128 for batches of more
-  // kFormHalf is pairs as of kPairs, not float32, also where the rows are no prompt's (NUMERICS.md, "16-bit float
+  // 1: kFormHalf is pairs as with kPairs, not float32, also for rows outside of prompts (NUMERICS.md, "16-bit float
   // weights on matrix instructions"): on every device that has_matmul_pairs().
   int32_t paired = 0;
-  // What the rows of a prompt are written as; for more than 64 rows. Shares memory with the forms that it replaces.
+  // The form of a prompt's rows; for more than 64 rows. Shares memory with the forms that it replaces.
   Prompt prompt = Prompt::kNone;
   uint16_t* pairs = nullptr;     // kPairs: x = hi + lo, [S * 32 steps of 8 elements][R][2 parts, pair_part()][8]
                                  // kPanels: [S * 4 panels of 64 elements][2 parts][R][64], swizzled
   uint16_t* panels = nullptr;    // [S * 4][R][64] halves times the row's scale, panel_at()
-  float* row_unscale = nullptr;  // [R] powers of two that take the row's scale back
+  float* row_unscale = nullptr;  // [R] powers of two that undo the row's scale
 };
 
 // has_matmul_pairs and has_matmul_panels say whether a device can multiply inputs of that kind.
@@ -100,7 +100,8 @@ struct MatmulProduct {
 
 inline constexpr int kMaxProducts = 8;
 
-// Rows whose norm (norm.h) is the input of products: with x these take the place of acts, whose pairs nobody wrote.
+// Rows whose norm (norm.h) is the input of products. If x is set, products read these instead of acts, whose pairs were
+// not written.
 struct NormInput {
   const float* x = nullptr;         // device [rows, k]
   const int32_t* gather = nullptr;  // device [rows]: rows of x, nullptr = all in order
@@ -113,26 +114,27 @@ struct MatmulGroup {
   MatmulProduct products[kMaxProducts];
   int32_t count = 0;
   int32_t rows = 0;  // 1 or more
-  // device: rows in use, 1 or more, nullptr = all. What multiplies them goes by `rows`; the others are neither read nor
-  // written. Not for rows of a prompt.
+  // device: rows in use, 1 or more, nullptr = all. `rows` chooses the kernel; rows that are not in use are neither read
+  // nor written. Not for rows of a prompt.
   const int32_t* live = nullptr;
   ActsView acts;
-  // With pairs here the products are gate and up, of one type (F16 or BF16), n and k, and the pairs of silu(gate) * up
-  // are written instead of y. acts are other pairs. Where matmul_fuses().
+  // If this has pairs, the products are gate and up, of one type (F16 or BF16), n and k, and the pairs of silu(gate) *
+  // up are written here instead of y. acts must be other memory. Only where matmul_fuses().
   ActsView swiglu;
   NormInput norm;
   void* scratch = nullptr;       // device, matmul_scratch_bytes(); not needed for 64 rows or fewer
   int32_t processors = 0;        // DeviceInfo::processors
   int32_t shared_per_block = 0;  // DeviceInfo::shared_per_block
   int32_t unit = 0;              // emulation: 0 = mma, 1 = wmma of gfx11, 2 = of gfx12, 3 = neither, 4 = mma and
-                                 // clusters, 5 = those of two blocks where there are any; elsewhere the device decides
+                                 // clusters, 5 = clusters of two blocks where there are such; elsewhere the
+                                 // device decides
 };
 void launch_matmul(Stream& stream, const MatmulGroup& group);
 // matmul_fuses says whether products of 16-bit float weights can write the inputs of the next one, matmul_fuses_norm
 // whether they can read rows before their norm.
 bool matmul_fuses(const DeviceInfo& device, int rows, int k);
 bool matmul_fuses_norm(const DeviceInfo& device, int rows, int k);
-// matmul_scratch_bytes returns what launch_matmul needs for more than 64 rows, at most.
+// matmul_scratch_bytes returns the most scratch that launch_matmul needs for more than 64 rows.
 uint64_t matmul_scratch_bytes(int processors);
 
 // ---- embedding

@@ -1,6 +1,6 @@
 // One super-block of the contract (NUMERICS.md) for one warp: UNITS units of 16 outputs times TILES tiles of columns.
-// Everything between the two float steps is integer, hence exact in any order; the float steps are written out here
-// once for all kernels. For files with kernels.
+// Everything between the two float steps is integer, hence exact in any order. All kernels share the float steps here.
+// For files with kernels.
 #pragma once
 
 #include "gpu/matmul/matmul_types.h"
@@ -34,7 +34,8 @@ TND_DEVICE SuperInput global_input(const ActsView& acts, int s, int row0, int ro
   }
 }
 
-// float of an integer that starts at this value instead of 0: its bits are those of 1.5 * 2^23 + n for |n| < 2^22.
+// Turns an integer sum into a float: a sum n that starts at this value instead of 0 has the bits of the float 1.5 *
+// 2^23 + n, for |n| < 2^22.
 inline constexpr int32_t kFloatBias = 0x4B400000;
 
 // acc += one super-block. super: of the first unit, the others unit_stride bytes apart.
@@ -42,8 +43,8 @@ template <class U, template <class> class TYPE, int UNITS, int TILES>
 TND_DEVICE void accumulate(const uint8_t* super, int64_t unit_stride, const SuperInput& in, int lane,
                            float (&acc)[UNITS][TILES][U::kElems]) {
   using T = TYPE<U>;
-  // Unrolled, the compilers load the operands of all pairs first, for which wide tiles and targets that read weights
-  // straight from memory have no registers.
+  // If this is unrolled, compilers load the operands of all pairs first. Wide tiles, and targets that read weights
+  // straight from memory, have no registers for that.
   [[maybe_unused]] constexpr int kPairUnroll = UNITS > 1 || !U::kRing ? 1 : 4;
   typename T::Head head[UNITS];
 #pragma unroll

@@ -1,12 +1,11 @@
 // Products with float weights (F32, F16, BF16). The contract adds the elements of a lane one by one by fma, so a result
-// is a chain of k / 4 dependent operations and nothing of it can be shared out: a thread owns (output, lane) for all
-// rows of the launch's chunk. That fits memory-bound work: one conversion and one fma per weight and row, against 2
-// bytes per weight.
+// is a chain of k / 4 dependent operations that cannot be divided: a thread owns (output, lane) for all rows of the
+// launch's chunk. That suits memory-bound work: one conversion and one fma per weight and row, for 2 bytes per weight.
 //
 // A block is four warps, the four lanes; a warp takes 32 outputs (64 from 8 rows on, which halves the reads of inputs).
-// Each warp streams weights and inputs through its own ring in shared memory by asynchronous copies, so that the few
-// threads of a small matrix still have all of it in flight. Bound: memory up to about 16 rows on H200; then fma, as a
-// float matrix instruction has another order of sums (NUMERICS.md, Float weights).
+// Each warp streams weights and inputs through its own ring in shared memory by asynchronous copies, so that even a
+// small matrix, with its few threads, is in flight as a whole. Bound: memory up to about 16 rows on H200; then fma,
+// because float matrix instructions have another order of sums (NUMERICS.md, Float weights).
 #include <algorithm>
 
 #include "gpu/matmul/matmul_jobs.h"
@@ -31,7 +30,7 @@ constexpr int weight_part(int rows) {
 constexpr int place_bytes(int rows) {
   return weight_part(rows) + rows * kSteps * 8 * static_cast<int>(sizeof(float));
 }
-// small: for devices with less shared memory, most of which copy at once anyway (sm_75, HIP).
+// small: for devices with less shared memory, most of which have no copies in the background (sm_75, HIP).
 constexpr int places_of(int rows, bool small) {
   return small ? 2 : rows < 8 ? 8 : rows < 32 ? 4 : 3;
 }
@@ -143,7 +142,7 @@ TND_DEVICE void multiply(const MatmulJobs& args, const MatmulJob& job, int block
       const int end = end_of(s);
       for (int step = s * kStepsPerSuper; step < end; step += kSteps) {
         copy_async_wait<kPlaces - 2>();
-        sync_warp();  // all lanes have left the place that is filled next
+        sync_warp();  // all lanes have read the place that is filled next
         const int behind = place == 0 ? kPlaces - 1 : place - 1;
         fetch_weights(next, behind);
         fetch_inputs(next, behind);

@@ -1,4 +1,4 @@
-// The kernel of matmul_half.cu, which tells about it, and its launcher for one type of weights.
+// The kernel that matmul_half.cu describes, and its launcher for one type of weights.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,7 @@ TND_DEVICE int lane_start(int lane, int blocks) {
 // Rows whose norm is part of the product are staged where the sums go later.
 constexpr int kMaxNormDim = 1024;
 
-// How a kernel goes about it: TILES of columns, UNITS at once, PLACES of a warp's ring, BLOCKS of a processor at least
+// The shape of a kernel: TILES of columns, UNITS at once, PLACES of a warp's ring, at least BLOCKS on a processor
 // (which bounds the registers).
 enum class Extra {
   kRing,    // inputs come through the rings
@@ -61,7 +61,7 @@ struct HalfProduct {
   static constexpr int TILES = SHAPE::kTiles, UNITS = SHAPE::kUnits, PLACES = SHAPE::kPlaces;
   static constexpr bool HELD = SHAPE::kHeld, SWIGLU = SHAPE::kSwiglu;
   static constexpr int kSplit = SHAPE::kSplit;
-  static constexpr bool kNorm = HELD && TILES == 1 && kSplit == 1;  // may read rows before their norm, at most kWarps
+  static constexpr bool kNorm = HELD && TILES == 1 && kSplit == 1;  // may read at most kWarps rows before their norm
   static constexpr int kWarpLanes = kLanes / (kSplit * kWarps);
   static constexpr int kCols = TILES * U::kCols;
   static constexpr int kParts = 2 * UNITS;  // of 16 outputs
@@ -77,8 +77,8 @@ struct HalfProduct {
     const int staged = kNorm ? (rows + 1) * kMaxNormDim : 0;  // and the norm's weights
     return (sums > staged ? sums : staged) * static_cast<int>(sizeof(float));
   }
-  // Blocks of 16 elements that a warp has of a unit, at most; all of them fit into its ring at once; and then a ring
-  // need be no longer. blocks: of k.
+  // Most blocks of 16 elements that a warp has of a unit; whether all of them fit into its ring at once; and the places
+  // of a ring that holds no more than those. blocks: of k.
   static constexpr int most_blocks(int blocks) { return (blocks + kSplit * kWarps - 1) / (kSplit * kWarps); }
   static constexpr bool fits(int blocks) { return most_blocks(blocks) <= PLACES; }
   static constexpr int places(int blocks, bool whole) { return whole ? most_blocks(blocks) : PLACES; }
@@ -99,8 +99,8 @@ struct HalfProduct {
     return add_groups(g);
   }
 
-  // exchange_groups adds a block's lanes to groups and sends each block of the cluster those of its outputs, behind its
-  // own sums: [8 groups][columns][outputs of a block].
+  // exchange_groups adds a block's lanes to groups and sends each block of the cluster the groups of its outputs, which
+  // lie there after its own sums: [8 groups][columns][outputs of a block].
   TND_DEVICE void exchange_groups(float* red, int rows, int rank) {
     constexpr int kOwnGroups = kGroups / kSplit, kQuads = kUnitOuts / 4;
 #pragma unroll 1
@@ -121,7 +121,7 @@ struct HalfProduct {
     cluster_wait();
   }
 
-  // The next product's inputs from the sums of a unit of gate and one of up.
+  // Makes the next product's inputs from the sums of a unit of gate and one of up.
   TND_DEVICE void store_swiglu(const MatmulJobs& args, const float* red, int unit, int row0, int rows) {
     const int of = static_cast<int>(threadIdx.x) % kUnitOuts, out = unit * kUnitOuts + of;
 #pragma unroll 1
@@ -149,7 +149,8 @@ struct HalfProduct {
     copy_async_commit();
   }
 
-  // stage_row copies a row of k floats to shared memory, not behind the copies of weights; for the warp that reads it.
+  // stage_row copies a row of k floats to shared memory for the warp that reads it, without waiting for the copies
+  // of weights.
   TND_DEVICE void stage_row(float* to, const float* from, int k) {
     constexpr int kQuads = kMaxNormDim / 4 / TND_WARP;
     const int lane = static_cast<int>(lane_id()) * 4;
@@ -177,7 +178,7 @@ struct HalfProduct {
 #pragma unroll
       for (int i = 0; i < 16; ++i) v[i] = at + 16 * i < k ? x[at + 16 * i] : 0.0f;
 #pragma unroll
-      for (int i = 0; i < 16; ++i) sum = fmaf(v[i], v[i], sum);  // zeros beyond the end change nothing
+      for (int i = 0; i < 16; ++i) sum = fmaf(v[i], v[i], sum);  // zeros beyond the end do not change it
     }
     const float r = 1.0f / sqrtf(fold_16(sum) / static_cast<float>(k) + args.norm.eps);
 #pragma unroll 1
@@ -198,8 +199,8 @@ struct HalfProduct {
     }
   }
 
-  // hold_norms waits for the rows before their norm and makes all pairs, a warp those of a row. staged: room for rows +
-  // 1 rows, the first for the norm's weights.
+  // hold_norms waits for the rows before their norm and makes all pairs, one warp a row. staged: room for rows + 1
+  // rows, the first for the norm's weights.
   TND_DEVICE void hold_norms(const MatmulJobs& args, int blocks, int row0, int rows, float* staged, uint8_t* held) {
     const NormInput& norm = args.norm;
     const int row = static_cast<int>(warp_id()), k = args.k, at = static_cast<int>(threadIdx.x) * 4;
@@ -251,7 +252,7 @@ struct HalfProduct {
     const int first_lane = (rank * kWarps + warp) * kWarpLanes;
     const int first = lane_start(first_lane, blocks), last = lane_start(first_lane + kWarpLanes, blocks);
     const int row0 = chunk * kCols;
-    // Places are laid out for as many rows as the launch is; those in use lie next to each other in them.
+    // Places have room for all rows of the launch; rows in use lie next to each other in them.
     const int all = rows_in_use(args.live, args.rows), rows = all - row0 < kCols ? all - row0 : kCols;
     if (chunk > 0 && rows <= 0) return;  // the first chunk need not wait for the number
     const int place_size = place_bytes(args.rows < kCols ? args.rows : kCols);
@@ -322,14 +323,14 @@ struct HalfProduct {
         }
       }
     }
-    if constexpr (kSplit > 1) cluster_wait();  // the other blocks run: their shared memory may be written
+    if constexpr (kSplit > 1) cluster_wait();  // the other blocks have started: their shared memory may be written
     if (HELD || whole) copy_async_wait<0>();
     sync_warp();
 
     int place = 0;
 #pragma unroll 1
     for (int group = block; group < groups; group += job.blocks) {
-      // What is added to the sums is on its way meanwhile.
+      // The residual is read meanwhile.
       constexpr int kResults = kSplit == 1 && UNITS == 1 ? kCols * kOuts / kThreads : 1;
       [[maybe_unused]] float residual[kResults] = {};
       if (UNITS == 1 && job.residual != nullptr) {
@@ -444,9 +445,9 @@ void launch_shape(Stream& stream, const MatmulGroup& group, MatmulJobs jobs) {
   using P = HalfProduct<U, TYPE, SHAPE>;
   const int rows = std::min(jobs.rows, P::kCols), chunks = (jobs.rows + P::kCols - 1) / P::kCols;
   const int k = k_blocks(jobs.k);
-  if constexpr (SHAPE::kSwiglu) jobs.count = 1;  // the other lies beside it
-  // Blocks that are on the card at once. A block also takes 1 KB of its own; shared_per_block is 1 KB less than a
-  // processor has.
+  if constexpr (SHAPE::kSwiglu) jobs.count = 1;  // units of the other one lie beside it
+  // Blocks that run on the card at once. The system takes 1 KB more for each block; shared_per_block is 1 KB less than
+  // a processor has.
   const auto resident = [&](bool whole) {
     const int fit =
         std::clamp((group.shared_per_block + 1024) / (P::shared_bytes(rows, k, whole) + 1024), 1, SHAPE::kBlocks);
@@ -470,8 +471,8 @@ void launch_shape(Stream& stream, const MatmulGroup& group, MatmulJobs jobs) {
          matmul_half_kernel<U, TYPE, SHAPE>, jobs, whole);
 }
 
-// Rings are as deep as shared memory lets them be: of sm_90 and other devices with 227 KB, and of 99 KB. On AMD copies
-// are done at once, and a block has 64 KB. Split shapes are two blocks a processor: with one there is no room for as
+// Rings are as deep as shared memory allows: for sm_90 and other devices with 227 KB, and for 99 KB. On AMD copies
+// happen at once, and a block has 64 KB. Split shapes are two blocks a processor: with one there is no room for as
 // many clusters.
 using Ring8 = Shape<1, 1, 8, 2>;
 using Ring16 = Shape<2, 2, 7, 1>;
@@ -500,7 +501,7 @@ constexpr bool kClusters = true;  // cards with that much are sm_90 or newer
 constexpr bool kClusters = false;
 #endif
 
-// Whether the shapes that hold inputs have room for so many rows of k.
+// Says whether the shapes that hold inputs have room for that many rows of k.
 inline bool held_fits(int shared_per_block, int rows, int k) {
   const auto bytes = [&]<class SHAPE>(SHAPE) {
     using P = HalfProduct<HalfMma, DType::kBF16, SHAPE>;
@@ -513,7 +514,7 @@ inline bool held_fits(int shared_per_block, int rows, int k) {
   return shared_per_block >= kManyShared && need <= shared_per_block;
 }
 
-// Whether two blocks of a cluster that hold inputs fit a processor.
+// Says whether two blocks of a cluster that hold inputs fit a processor.
 inline bool split_fits(int shared_per_block, int rows, int k) {
   using P = HalfProduct<HalfMma, DType::kBF16, Split8>;
   return 2 * P::shared_bytes(rows, k_blocks(k), P::fits(k_blocks(k))) + 1024 <= shared_per_block;

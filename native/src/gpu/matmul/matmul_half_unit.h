@@ -1,6 +1,6 @@
-// The matrix instructions of a target as products of few rows with 16-bit float weights use them (matmul_half.cu): as
-// those of matmul_pair_unit.h, but for as few rows as an instruction takes, both parts of the inputs at once. For files
-// with kernels.
+// The matrix instructions of a target for products of few rows with 16-bit float weights (matmul_half.cu). They are
+// those of matmul_pair_unit.h, but for the fewest rows that an instruction takes, with both parts of the inputs at
+// once. For files with kernels.
 #pragma once
 
 #include "gpu/matmul/matmul_pair_unit.h"
@@ -10,7 +10,7 @@ namespace tnd::gpu {
 // Instructions on 16 outputs x kCols rows and 16 elements of k.
 //   kPresent      the target has them
 //   kRings        copies run in the background, so rings have several places
-//   load_weights  at: the first of 16 outputs in a step; the next step lies kStepBytes behind
+//   load_weights at: the first of 16 outputs in a step; the next step lies kStepBytes later
 //   load_inputs   at: [2 steps][rows][2 parts, swapped by pair_part][16 bytes]; columns col + i beyond `rows` are the
 //   last out, column   where result i of a lane belongs
 struct HalfMma {

@@ -1,4 +1,4 @@
-// How the host hands products to kernels: each product of a group is a job with a share of the blocks.
+// How the host passes products to kernels: each product of a group is a job with a share of the blocks.
 #pragma once
 
 #include "gpu/matmul/matmul.h"
@@ -28,11 +28,11 @@ struct MatmulJobs {
   ActsView swiglu;  // as in MatmulGroup
   NormInput norm;
   uint8_t* scratch = nullptr;
-  // Products of panels: the launch before, or after, is of the same group. Those may run beside each other, so that
-  // the last tiles of one leave no processor idle.
+  // Products of panels: the launch before (joins) or after (joined) is of the same group. They may overlap, so that the
+  // last tiles of one leave no processor idle.
   int32_t joins = 0, joined = 0;
-  // Lanes of a warp that say that it has read a stage: one, or all where a race checker looks on, which does not follow
-  // what a barrier of the warp orders.
+  // Lanes of a warp that arrive when it has read a stage: one, or all for race checkers, which do not follow the order
+  // that a barrier of the warp makes.
   int32_t arrivals = 1;
 };
 
@@ -64,18 +64,19 @@ constexpr KernelSet kernel_set(DType type) {
   }
 }
 
-// jobs_of collects the products of one set; share_blocks deals `blocks` blocks among them by bytes, at least one and at
-// most a block per `units_per_block` units each, and returns how many were dealt.
+// jobs_of collects the products of one set; share_blocks shares `blocks` blocks among them by bytes, each at least one
+// block and at most one per `units_per_block` units, and returns how many were given.
 MatmulJobs jobs_of(const MatmulGroup& group, KernelSet set);
 int share_blocks(MatmulJobs* jobs, int blocks);
 
-// divide leaves the first `tiles` tiles of outputs in `jobs`, each product starting a new one, and returns the others.
+// divide leaves the first `tiles` tiles of outputs in `jobs` and returns the others; each product starts a new tile.
 // unit_outs: of the weights' type.
 MatmulJobs divide(MatmulJobs* jobs, int tiles, int tile_outs, int unit_outs);
 
 // Launches of one set of kernels (jobs.count > 0).
 void launch_matmul_rows(Stream& stream, const MatmulGroup& group, MatmulJobs jobs, KernelSet set);  // any rows
-// launch_matmul_lanes multiplies up to 32 rows where blocks form clusters; false: it cannot, and has launched nothing.
+// launch_matmul_lanes multiplies up to 32 rows where blocks form clusters. False if it cannot; then nothing
+// was launched.
 bool launch_matmul_lanes(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs);
 void launch_matmul_tiles(Stream& stream, const MatmulGroup& group, MatmulJobs jobs, KernelSet set);  // many rows
 void launch_matmul_float(Stream& stream, const MatmulGroup& group, MatmulJobs jobs);

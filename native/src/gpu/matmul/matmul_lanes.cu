@@ -1,24 +1,23 @@
-// Products for 1 to 32 rows where blocks form clusters (Hopper): the arithmetic of matmul_rows.cu, arranged so that
-// activations come to a processor once.
+// Products for 1 to 32 rows where blocks form clusters (Hopper): the arithmetic of matmul_rows.cu, arranged so that a
+// processor reads activations once.
 //
 // A cluster is four blocks, one a processor. It takes a run of units of 16 outputs, and each of its blocks multiplies
 // one of the contract's four lanes of super-blocks: a quarter of the activations, which stays in shared memory for the
 // whole launch. A team, one warp for each lane, multiplies a unit: team t takes units t, t + teams, … of the run. Its
-// warps work alone. Super-blocks come through a ring of the warp's own by bulk copies, which are under way before the
-// inputs of the launch are ready. A warp sends its sums of a unit to the others of its team, each of which adds the
-// four lanes of a quarter of the columns, one unit later, so that nobody waits for the others.
+// warps work independently. Super-blocks come through the warp's own ring by bulk copies, which are in flight before
+// the inputs of the launch are ready. A warp sends its sums of a unit to the others of its team. Each adds the four
+// lanes of a quarter of the columns one unit later, so that no warp waits for another.
 //
 // Bytes: weights once, activations once a processor (matmul_rows.cu reads them once a unit, from the second-level
-// cache). A run is cut by bytes in units, so few units still share the card evenly. It holds weights of one form of
-// activations: the few outputs of DeltaNet's alpha and beta would else have every block fetch a second form for them
-// and size its stages by theirs.
+// cache). Runs are cut at units, by bytes, so even few units share the card evenly. A run holds weights of one form of
+// activations: otherwise the few outputs of DeltaNet's alpha and beta would make every block fetch a second form and
+// size its stages for it.
 //
 // Products of many outputs for more than eight rows take clusters of two blocks (SHARE), each with two lanes: twice as
-// many runs and half as many teams, so that the team with one unit more than the others has a smaller part of all.
-// Units beyond those that all teams have alike would still keep a few warps busy while the rest of the processor idles.
-// In these clusters they are multiplied in parts, by several teams: the first part before its team's own units, the
-// second after its team's first own unit and so on, so that the sums which a part goes on from
-// are there when it begins.
+// many runs and half as many teams, so that one unit more for a team is a smaller share of the whole. Units beyond
+// those that all teams have equally would still keep a few warps busy while the rest of the processor idles. In these
+// clusters they are multiplied in parts, by several teams: the first part before its team's own units, the second after
+// its team's first own unit, and so on. The sums that a part continues are thus ready when it begins.
 #include <algorithm>
 
 #include "gpu/matmul/matmul_accumulate.h"
@@ -31,26 +30,26 @@ namespace {
 constexpr int kLanes = 4;
 constexpr int kOuts = 16;
 constexpr int kMaxStages = 4;
-constexpr int kStagesBeforeInputs = 3;  // copies are served in turn, and inputs shall not wait for all of the ring
+constexpr int kStagesBeforeInputs = 3;  // copies are served in order, and inputs must not wait for the whole ring
 constexpr int kMaxSupers = 32;          // of a block: k up to 32768 in clusters of four
 constexpr int kMaxClusters = 72;
 constexpr int kWarps = 16;
-constexpr int kFewWarps = 12;     // of products with few units, for which these get more registers
-constexpr int kFewestWarps = 8;   // that are tried where more leave no room for two stages
-constexpr int kWideOuts = 10000;  // outputs from which on clusters are of two
+constexpr int kFewWarps = 12;     // of products with few units, which get more registers that way
+constexpr int kFewestWarps = 8;   // for products where more leave no room for two stages
+constexpr int kWideOuts = 10000;  // from this many outputs on, clusters are of two
 // Shared memory that a block leaves free, so that blocks of the small kernel after it find room beside it.
 constexpr int kLeftFree = 4096;
 
-// What clusters share that read one form of activations.
+// The values that clusters which read one form of activations share.
 struct LanesForm {
   int32_t stages = 0;   // of a ring
   int32_t slot = 0;     // bytes of a stage
   int32_t shift = 0;    // of lane 1's stages, in bytes (slot_bytes)
-  int32_t teams = 0;    // most that have units
+  int32_t teams = 0;    // most teams with units
   int32_t sets = 1;     // of places for sums of a warp: 2 if it takes more than one unit
   int32_t divided = 0;  // most units of a run that are multiplied in parts
-  // Which form. From here also where a kernel knows it: with addresses of constants the compilers recompute these
-  // for every super-block instead of keeping them.
+  // Which form. Kernels for one form read it from here, too: from constant addresses compilers would compute the others
+  // again for every super-block instead of keeping them.
   uint32_t form = 0;
 };
 constexpr uint32_t kForms[2] = {kFormQ256, kFormQ32};
@@ -60,7 +59,7 @@ constexpr uint32_t kBothForms = kFormQ256 | kFormQ32;
 struct LanesRun {
   int32_t first = 0;
   int16_t each = 0;   // units that every team has at least
-  int16_t parts = 0;  // of each unit beyond those, 0: it is one team's
+  int16_t parts = 0;  // of each unit beyond those; 0: one team takes it whole
 };
 
 struct LanesArgs {
@@ -100,16 +99,16 @@ constexpr int sum_bytes(int cols) {
   return kLanes * cols / 8 * kOuts * 2 * static_cast<int>(sizeof(float));
 }
 
-// Bytes of a stage for super-blocks of so many bytes. Copies are fastest between places that lie alike in a line of 128
-// bytes (a plain token's products took 11 % longer where none did), so stages begin with a line but for the shift that
-// the super-blocks of a lane have: lane * super % 128 where k is a multiple of 1024.
+// Bytes of a stage for super-blocks of so many bytes. Copies are fastest between addresses with the same offset in a
+// line of 128 bytes (a plain token's products took 11 % longer where none had it). So a stage begins with a line, plus
+// the shift that the super-blocks of a lane have: lane * super % 128 where k is a multiple of 1024.
 constexpr int slot_bytes(int super) {
   int shift = 0;
   for (int lane = 0; lane < kLanes; ++lane) shift = std::max(shift, lane * super % 128);
   return round_up(static_cast<uint64_t>(super + shift));
 }
 
-// First unit of run i of n of jobs [begin, end): cut where the bytes are i / n of theirs.
+// First unit of run i of n of jobs [begin, end), which begins after i / n of their bytes.
 constexpr int first_unit(const MatmulJobs& jobs, int begin, int end, int i, int n) {
   const int64_t bytes = weight_bytes_of(jobs, begin, end);
   int64_t from = bytes / n * i + bytes % n * i / n;
@@ -124,7 +123,7 @@ constexpr int first_unit(const MatmulJobs& jobs, int begin, int end, int i, int 
   return unit;
 }
 
-// A unit of all jobs: its job, and which of the job's it is.
+// A unit of all jobs: its job, and its index in the job.
 struct Unit {
   int job, of_job;
 };
@@ -134,7 +133,7 @@ struct Unit {
   while (u->of_job >= jobs.jobs[u->job].units) u->of_job -= jobs.jobs[u->job++].units;
 }
 
-// A warp of a block: where its things are, and how far it is. Warp w is of team w / SHARE.
+// A warp of a block: its places in shared memory and its progress. Warp w is of team w / SHARE.
 struct LanesWarp {
   Barrier* ring_full;      // [stages]
   Barrier* sums_full;      // [2], of all warps
@@ -147,24 +146,26 @@ struct LanesWarp {
   int k_lane;  // lane of the contract
   int supers;  // of that lane in a unit
 
-  // Its part of a unit that is left over: how many own units come first (-1 = it has none), the unit, super-blocks.
+  // Its part of a unit that the teams cannot share evenly: how many own units come first (-1 = no part), the
+  // unit, super-blocks.
   int part;
   Unit divided;
   int part_first, part_supers;
 
-  // The next super-block to fetch, its unit or the next own one, how many units (a part counts as one) have been
-  // fetched and how many are left with this one, how many super-blocks of it are left, and the bytes of each.
+  // The next super-block to fetch; its unit, or the next own one; how many units (a part counts as one) have been
+  // fetched, and how many are left, including this one; how many super-blocks of it are left; the bytes of each.
   const uint8_t* from;
   Unit unit;
   int fetched, units, left, bytes;
   // The next stage to take.
   int stage;
   uint32_t phase;
-  int seen;  // super-blocks whose activations it has seen arrive
+  int seen;  // super-blocks whose activations have arrived
   int done;  // units whose sums it has sent
 };
 
-// Of the launch they are constants, of a cluster they take registers, which the widest tiles have none of.
+// For a launch of one form they are constants. For a cluster's form they take registers, and the widest tiles have
+// none left.
 template <bool MIXED>
 TND_DEVICE int slot_of(const LanesWarp& w, const LanesArgs& args) {
   return MIXED ? w.slot : args.forms[0].slot;
@@ -191,12 +192,12 @@ TND_DEVICE int sets_of(const LanesWarp& w, const LanesArgs& args) {
   w.from = job.data + unit.of_job * job.unit_bytes + (w.k_lane + (part ? w.part_first * kLanes : 0)) * w.bytes;
   w.left = part ? w.part_supers : w.supers;
 }
-// to_unit makes *own the own unit that is n-th of what the warp multiplies, if it is one, from the one before.
+// to_unit advances *own to the n-th unit that the warp multiplies, unless that is its part of one.
 [[maybe_unused]] TND_DEVICE void to_unit(const LanesWarp& w, const LanesArgs& args, int n, Unit* own) {
   if (!is_part(w, n) && (n != 1 || w.part != 0)) advance(args.jobs, w.teams, own);
 }
 
-// fetch starts the copy of the next super-block into a stage that nobody reads.
+// fetch starts the copy of the next super-block into a stage that is no longer read.
 template <bool MIXED>
 TND_DEVICE void fetch(LanesWarp& w, const LanesArgs& args, int stage) {
   if (w.units == 0) return;
@@ -261,9 +262,9 @@ TND_DEVICE void multiply(LanesWarp& w, const LanesArgs& args, int begin, int end
   w.seen = w.seen > end ? w.seen : end;
 }
 
-// send hands the warp's sums of a unit over. Columns c with c / 2 % 4 = q are added by the team's warp of lane q: those
-// of a thread all go there. Places for sums change with every unit: whoever sends the sums of unit i + 2 has finished i
-// + 1, so all had sent i + 1 and before that had finished i.
+// send sends the warp's sums of a unit. The team's warp of lane q adds columns c with c / 2 % 4 = q; those of one
+// thread all go to the same warp. Places for sums alternate between units: a warp that sends the sums of unit i + 2 has
+// finished i + 1, so all warps had sent i + 1, and before that had finished i.
 template <int COLS, int SHARE, bool MIXED>
 TND_DEVICE void send(const LanesWarp& w, const LanesArgs& args, const float (&acc)[1][COLS / 8][4]) {
   constexpr int kTileBytes = kOuts * 2 * static_cast<int>(sizeof(float));
@@ -277,7 +278,8 @@ TND_DEVICE void send(const LanesWarp& w, const LanesArgs& args, const float (&ac
   for (int tile = 0; tile < COLS / 8; ++tile) send_quad(to, tile * kTileBytes, acc[0][tile], there);
 }
 
-// finish adds the lanes of the warp's quarter of a unit's columns. number: of the units that the warp has done.
+// finish adds the lanes of the warp's quarter of a unit's columns. number: index among the units that the warp
+// has multiplied.
 template <int COLS, int SHARE, bool MIXED>
 TND_DEVICE void finish(const LanesWarp& w, const LanesArgs& args, const Unit& unit, int number) {
   constexpr int kTiles = COLS / 8;
@@ -308,8 +310,8 @@ TND_DEVICE void finish(const LanesWarp& w, const LanesArgs& args, const Unit& un
   }
 }
 
-// SPARE: registers of so many more warps stay free. Blocks of the small kernel after this one then find room beside it
-// and wait there for its end (docs/speed-log/gpu-steps.md, "When launches really run").
+// SPARE: the registers of that many more warps stay free. Blocks of the small kernel after this one then find room
+// beside it and wait there for its end (docs/speed-log/gpu-steps.md, "When launches really run").
 // FORMS: of activations. A cluster reads one.
 template <int COLS, int WARPS, int SPARE, int SHARE, uint32_t FORMS>
 __global__ void __launch_bounds__((WARPS + SPARE) * TND_WARP, 1) matmul_lanes_kernel(const LanesArgs args) {
@@ -363,7 +365,7 @@ __global__ void __launch_bounds__((WARPS + SPARE) * TND_WARP, 1) matmul_lanes_ke
     w.part = -1;
     w.units = run.each + (w.team < left_over ? 1 : 0);
     if (SHARE == 2 && run.parts != 0) {
-      const int division = w.team / run.parts;  // which unit of those that are left over
+      const int division = w.team / run.parts;  // which of the units that teams cannot share evenly
       const bool has_part = division < left_over;
       w.units = run.each + (has_part ? 1 : 0);
       if (has_part) {
@@ -387,8 +389,8 @@ __global__ void __launch_bounds__((WARPS + SPARE) * TND_WARP, 1) matmul_lanes_ke
     sync_warp();
     for (int i = kStagesBeforeInputs; i < form.stages; ++i) fetch<kMixed>(w, args, i);
 
-    // The other blocks' barriers may not exist yet. w.done == 0 says the same, but asked for that, loops of the widest
-    // tiles read spilled values.
+    // True until the other blocks' barriers exist. w.done == 0 is equivalent, but with that condition the loops of the
+    // widest tiles read spilled values.
     bool alone = true;
     for (int n = 0; n < mine; ++n) {
       float acc[1][COLS / 8][4] = {};
@@ -427,7 +429,7 @@ __global__ void __launch_bounds__((WARPS + SPARE) * TND_WARP, 1) matmul_lanes_ke
         if (w.lane == 0) barrier_arrive(barriers->handed + warp);
         continue;
       }
-      // The sums of the unit before have come meanwhile.
+      // The sums of the previous unit have arrived meanwhile.
       if (alone) {
         cluster_wait();
         alone = false;
@@ -442,8 +444,8 @@ __global__ void __launch_bounds__((WARPS + SPARE) * TND_WARP, 1) matmul_lanes_ke
   }
 }
 
-// choose_teams returns how many of at most `most` teams should share a run of units: the busiest quarter of a
-// processor, which runs every fourth warp, gets as few units as possible, and a team too. share:
+// choose_teams returns how many of at most `most` teams should share a run of units. It gives the busiest quarter of a
+// processor, which runs every fourth warp, as few units as possible, and then a team. share:
 // warps of a team in a block.
 int choose_teams(int units, int most, int share) {
   int best = 1, least_busy = units, least_rounds = units;
@@ -457,8 +459,8 @@ int choose_teams(int units, int most, int share) {
   return best;
 }
 
-// by_form puts the jobs into args in the order of their forms, with what their stages need, and returns how many are of
-// the first.
+// by_form writes the jobs to args in the order of their forms, with the sizes of their stages, and returns how many are
+// of the first form.
 int by_form(const MatmulJobs& jobs, LanesArgs* args) {
   args->jobs = jobs;
   int placed = 0, by_first = 0;
@@ -477,7 +479,7 @@ int by_form(const MatmulJobs& jobs, LanesArgs* args) {
   return by_first;
 }
 
-// cut_runs deals the units to clusters, to those of each form by its bytes.
+// cut_runs shares the units among the clusters; each form gets clusters by its bytes.
 void cut_runs(int by_first, int clusters, LanesArgs* args) {
   MatmulJobs& jobs = args->jobs;
   const double share =
@@ -493,8 +495,8 @@ void cut_runs(int by_first, int clusters, LanesArgs* args) {
   args->runs[clusters].first = first_unit(jobs, 0, jobs.count, 1, 1);
 }
 
-// divide_rests decides how the units are multiplied that teams cannot share evenly: in at most `most` parts where every
-// team has units before. A team's part comes after as many own units as there are parts before it.
+// divide_rests decides how the units that teams cannot share evenly are multiplied: in at most `most` parts, where
+// every team also has own units. A team's part comes after as many own units as there are parts before it.
 void divide_rests(int clusters, int teams, int most, LanesArgs* args) {
   args->forms[0].divided = args->forms[1].divided = 0;
   for (int i = 0; i < clusters; ++i) {
@@ -508,9 +510,9 @@ void divide_rests(int clusters, int teams, int most, LanesArgs* args) {
   }
 }
 
-// take_shared gives clusters their stages in `room` bytes of shared memory for a block, of `teams` teams, and returns
-// what is used, 0 if it is too little. longest: units of the longest run of each form; barriers: bytes; supers: whose
-// activations a block holds.
+// take_shared lays out the stages of clusters in `room` bytes of shared memory for a block of `teams` teams. It returns
+// the bytes used, 0 if there is too little room. longest: units of the longest run of each form; barriers: bytes;
+// supers: super-blocks whose activations a block holds.
 template <int COLS, int SHARE>
 int take_shared(int room, int teams, const int (&longest)[2], int barriers, int supers, LanesArgs* args) {
   int shared = 0;
@@ -573,8 +575,8 @@ bool launch_columns(Stream& stream, const MatmulGroup& group, const MatmulJobs& 
   return true;
 }
 
-// Products of one form, or of both: in clusters of two where inputs have both, and where products for nine rows or more
-// are wide and fit. Few units with 17 to 24 rows take kFewWarps, which was not tried with fewer rows.
+// Products of one form, or of both. Clusters are of two where inputs have both forms, and where products for nine rows
+// or more are wide and fit. Few units with 17 to 24 rows take kFewWarps; fewer rows were not tried.
 template <int COLS, int SPARE, uint32_t FORMS>
 bool launch_forms(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs) {
   if constexpr (FORMS == kBothForms) {

@@ -1,11 +1,11 @@
 // Order of weights and activations in device memory. Plain arithmetic, for the packer (host) and the kernels.
 //
 // Weights of integer types. A unit is 16 outputs x k; units follow each other, and in a unit its super-blocks of 256
-// elements (a short last one is filled up with zero codes and zero scales). Inside a super-block the *piece* is what
-// one lane of a warp takes at a time: the codes of one output for 8 elements of both groups 2p and 2p+1 of 32 (pair p
-// of four). Piece t (0..3) holds, of each group, elements 4t..4t+3 (word 0) and 16+4t..16+4t+3 (word 1): the operand
-// order of m16n8k32, in which word f of all four pieces is also the half f of the group for types with scales per 16
-// and for 16x16x16 instructions. Activations lie in the same order, so that both operands are
+// elements (a short last one is filled up with zero codes and zero scales). Inside a super-block, a *piece* is the part
+// that one lane of a warp takes at a time: the codes of one output for 8 elements of both groups 2p and 2p+1 of 32
+// (pair p of four). Piece t (0..3) holds, of each group, elements 4t..4t+3 (word 0) and 16+4t..16+4t+3 (word 1): the
+// operand order of m16n8k32, in which word f of all four pieces is also the half f of the group for types with scales
+// per 16 and for 16x16x16 instructions. Activations lie in the same order, so that both operands are
 // plain 8- or 16-byte loads.
 //
 //   nibbles [4 p][16 out][4 t][8 bytes]: byte i of word f = element 16f+4t+i of group 2p (low) and 2p+1 (high)
@@ -105,7 +105,7 @@ constexpr int64_t units(DType type, int64_t n) {
   return (n + unit_outs(type) - 1) / unit_outs(type);
 }
 
-// Where the nibble byte, the byte code and the plane bytes of a place in a group lie (see above). j: group of 32, e:
+// Where the nibble byte, the byte code and the plane bytes of an element of a group lie (see above). j: group of 32, e:
 // element of the group, out: output of the unit.
 constexpr int piece_of(int e) {
   return e % 16 / 4;
@@ -128,19 +128,19 @@ constexpr int act_position(int e) {
   return piece_of(e % 32) * 16 + e / 32 * 8 + e % 32 / 16 * 4 + e % 4;
 }
 // sum_position returns the place of the sum over elements 16g..16g+15 among a row's 16 sums: group j = g / 2 of 32 lies
-// beside group j + 4, what a lane of m16n8k16 reads as its two registers.
+// beside group j + 4, and a lane of m16n8k16 reads both as its two registers.
 constexpr int sum_position(int g) {
   return g / 2 % 4 * 4 + g / 8 * 2 + g % 2;
 }
 
-// pair_part returns which 16 of a row's 32 bytes in a step hold part 0 (hi) or 1 (lo) of its pairs. They change places
-// every four rows: eight rows of a part then lie in different banks of shared memory.
+// pair_part returns which 16 of a row's 32 bytes in a step hold part 0 (hi) or 1 (lo) of its pairs. They swap every
+// four rows: eight rows of a part then lie in different banks of shared memory.
 constexpr int pair_part(int row, int part) {
   return part ^ row / 4 % 2;
 }
 
-// Panels (Prompt::kPanels) hold 64 elements of k of all rows, a row in 128 bytes whose 16-byte parts change places by
-// row % 8 as Hopper's matrix instructions read them: any rows from a multiple of eight on are one copy.
+// Panels (Prompt::kPanels) hold 64 elements of k of all rows, a row in 128 bytes whose 16-byte parts are permuted by
+// row % 8, as Hopper's matrix instructions read them: any rows from a multiple of eight on are one copy.
 constexpr int64_t panel_part(int64_t row, int part) {
   return row * 128 + (part ^ static_cast<int>(row % 8)) * 16;
 }

@@ -1,5 +1,5 @@
-// The matrix instructions of a target as products of pairs use them (matmul_pairs.cu): 16 outputs times 16 rows of the
-// batch, bfloat16, sums in f32. Operand maps are those of runtime_mma.h. For files with kernels.
+// The matrix instructions of a target for products of pairs (matmul_pairs.cu): 16 outputs times 16 rows of the batch,
+// bfloat16, sums in f32. Operand maps are those of runtime_mma.h. For files with kernels.
 #pragma once
 
 #include "gpu/matmul/matmul_layout.h"
@@ -16,7 +16,7 @@ inline constexpr int kPairResults = 8;                       // of a lane
 
 // Instructions on 16 outputs x 16 rows. Weights and Inputs hold 16 elements of k.
 //   kPresent      the target has them
-//   load_weights  at: the first of 16 outputs in a step of a stage; the next step lies kStepBytes behind
+//   load_weights at: the first of 16 outputs in a step of a stage; the next step lies kStepBytes later
 //   load_inputs   at: the first column in a step of a stage, [columns][2 parts, swapped by pair_part][16 bytes];
 //                 col: of the tile; part 0 = hi, 1 = lo
 //   out, column   where result i of a lane belongs
@@ -83,8 +83,8 @@ struct PairWmma {
   TND_DEVICE int column(int lane, int i) { return MAP::row(lane, i); }
 };
 
-// split_halves makes two bfloat16 of each half: the nearest one (ties away from zero) and what is left, at most three
-// bits, so that both are exact.
+// split_halves splits each half into two bfloat16: the nearest one (ties away from zero) and the remainder of at most
+// three bits, so the split is exact.
 template <class U>
 TND_DEVICE void split_halves(typename U::Weights* w, typename U::Weights* low) {
 #pragma unroll

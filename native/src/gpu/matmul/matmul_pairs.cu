@@ -1,16 +1,16 @@
 // Products of 16-bit float weights with the rows of a prompt, by matrix instructions. Contract: NUMERICS.md, "Prompts
-// through float weights": inputs are pairs of bfloat16 (hi + lo), and per 16 elements of k a sum takes the products
-// with lo, then those with hi, k ascending.
+// through float weights": inputs are pairs of bfloat16 (hi + lo). For every 16 elements of k, ascending, a sum adds the
+// products with lo, then those with hi.
 //
-// A block multiplies kOuts outputs with kCols rows; weights and inputs of 32 elements of k come to shared memory by
-// asynchronous copies, several stages deep. Both lie in memory as 8x8 matrices of 16-byte rows, eight elements of k
-// each, so that operands are single ldmatrix instructions without conflicts: the order that matmul_float.cu streams is
-// this one already, and there is no second copy of the weights. F16 weights are split into two bfloat16, exactly, when
-// they are read.
+// A block multiplies kOuts outputs with kCols rows; asynchronous copies bring weights and inputs of 32 elements of k to
+// shared memory, several stages deep. Both lie in memory as 8x8 matrices of 16-byte rows, eight elements of k each, so
+// that operands are single ldmatrix instructions without conflicts. matmul_float.cu streams weights in the same order,
+// so there is no second copy of them. F16 weights are split into two bfloat16, exactly, when they
+// are read.
 //
 // Bound: two (F16: three) matrix instructions where plain bfloat16 needs one, so half (a third) of the card's rate;
 // then the second-level cache, from which a tile of 64 x 64 reads 384 bytes an element of k, one of 256 x 128 only 128
-// for as much work. Which tile is taken changes no bits, since an element's sum is one chain over k in any of them.
+// for as much work. The choice of tile changes no bits, since an element's sum is one chain over k in each of them.
 #include <algorithm>
 
 #include "gpu/matmul/matmul_jobs.h"
@@ -73,7 +73,7 @@ TND_DEVICE void fetch_inputs(const ActsView& acts, int col0, int s, uint8_t* to)
 template <class U, DType TYPE, class T>
 TND_DEVICE void multiply_stage(const uint8_t* weights, const uint8_t* inputs, int col, int lane,
                                typename U::Sums (&sums)[T::kM][T::kN]) {
-  // F16 has the low parts of weights to keep too: operands of both rounds do not fit in registers.
+  // F16 also keeps the low parts of weights: operands of both rounds do not fit in registers.
   [[maybe_unused]] constexpr int kUnroll = TYPE == DType::kF16 ? 1 : 2;
 #pragma unroll kUnroll
   for (int step = 0; step < kStageSteps; step += 2) {
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks) matmul_pairs_kernel(M
     int place = 0;
     for (int s = 0; s < stages; ++s) {
       copy_async_wait<T::kStages - 2>();
-      __syncthreads();  // everybody's copies have arrived, and everybody has left the place that is filled next
+      __syncthreads();  // all copies have arrived, and all threads have read the place that is filled next
       const int next = s + T::kStages - 1;
       if (next < stages) {
         const int behind = place == 0 ? T::kStages - 1 : place - 1;
@@ -176,7 +176,7 @@ int tiles_of(MatmulJobs* jobs) {
 }
 
 // Cycles of the card per element of k: the matrix instructions of its busiest processor, or all reads from the
-// second-level cache, whichever is more. Figures of an H200; elsewhere they need only rank the tiles.
+// second-level cache, whichever is more. Figures of an H200; on other cards they only rank the tiles.
 template <class T>
 int64_t cost(MatmulJobs jobs, int processors) {
   constexpr int kCyclesPerTile = 6;   // 64 x 64 multiplied with a pair

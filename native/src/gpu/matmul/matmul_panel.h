@@ -1,6 +1,6 @@
-// Weights as products of panels (matmul_panels.cu) take them: 16 outputs x 16 elements of k as operand A of an
-// instruction with 16-bit floats, decoded in registers. Contract: NUMERICS.md, "Prompts through quantised weights" and
-// "Prompts through float weights". For files with kernels.
+// Weights for products of panels (matmul_panels.cu): 16 outputs x 16 elements of k as operand A of an instruction with
+// 16-bit floats, decoded in registers. Contract: NUMERICS.md, "Prompts through quantised weights" and "Prompts through
+// float weights". For files with kernels.
 #pragma once
 
 #include "gpu/matmul/matmul_layout.h"
@@ -14,7 +14,7 @@ struct GroupOperands {
 };
 
 // Quantised weights of a type of matmul_types.h. The integers of the type become halves exactly; its scale, times the
-// power of two `scale`, is rounded to half once, so is its minimum, and a weight is one product or fma of halves. The
+// power of two `scale`, is rounded to half once, as is its minimum, and a weight is one product or fma of halves. The
 // instruction's k is in the order of panel_at().
 template <template <class> class TYPE>
 struct PanelWeights {

@@ -1,5 +1,5 @@
-// What the kernels over panels share (matmul_panels.cu, matmul_panels_float.cu): tiles of a block and who in it does
-// what, its rings of stages, and the same products by mma.sync for the emulation. For files with kernels.
+// The parts that the kernels over panels share (matmul_panels.cu, matmul_panels_float.cu): tiles of a block, the roles
+// of its warpgroups, its rings of stages, and the same products by mma.sync for the emulation. For files with kernels.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ inline constexpr int kConsumers = 2;     // warpgroups that multiply; one more f
 inline constexpr int kGroupThreads = 128;
 inline constexpr int kPanelThreads = (kConsumers + 1) * kGroupThreads;
 inline constexpr int kPanelShared = 227 * 1024;
-inline constexpr int kPanelAlign = 1024;  // of what the matrix instructions read
+inline constexpr int kPanelAlign = 1024;  // of the operands of matrix instructions
 inline constexpr int kBarrierBytes = 1024;
 
 // A tile of 64 M outputs a consumer, N rows.
@@ -36,8 +36,8 @@ TND_DEVICE void advance(Place* place, int stages) {
   if (++place->stage == stages) place->stage = 0, place->parity ^= 1;
 }
 
-// Where an item of the grid lies. MatmulJob::blocks counts tiles of outputs. Neighbouring blocks take the rows of the
-// same outputs, so weights come from memory once.
+// The position of an item of the grid. MatmulJob::blocks counts tiles of outputs. Neighbouring blocks take the rows of
+// the same outputs, so weights come from memory once.
 struct Item {
   const MatmulJob* job;
   int tile, col0;
@@ -72,21 +72,21 @@ TND_DEVICE void share_block(const MatmulJobs& args, int cols, WEIGHTS&& weights,
   if (threadIdx.x >= kConsumers * kGroupThreads) {
     give_registers<40>();
     const int warp = warp_in_group();
-    if (warp == 0) {  // weights do not wait for the kernel before
+    if (warp == 0) {  // weights do not wait for the previous kernel
       for_items(weights);
     } else if (warp == 1 && lane_id() == 0) {
       if (args.joins == 0) wait_for_previous();
       for_items(inputs);
     } else if (warp == 2 && args.joined != 0) {
       if (args.joins == 0) wait_for_previous();
-      let_next_start();  // it reads what this launch does and no results
+      let_next_start();  // that one reads the same inputs and no results of this one
     }
   } else {
     take_registers<232>();
     if (args.joins == 0) wait_for_previous();
     for_items(multiply);
   }
-  if (args.joins != 0) wait_for_previous();  // what comes next waits for this launch alone
+  if (args.joins != 0) wait_for_previous();  // the next launch waits for this one only
 }
 
 // The unit of a tile of UNITS that a lane fetches; beyond the end the last one again.
@@ -102,14 +102,14 @@ TND_DEVICE void fetch_units(uint8_t* stage, const uint8_t* from, int bytes, int 
   sync_warp();
   if (lane < UNITS) bulk_copy(stage + lane * pitch, from, bytes, full);
 }
-// Bytes of a panel that a tile's columns have; what is left in the ring beyond reaches no other column.
+// Bytes of a panel that a tile's columns have; older data in the ring beyond them reaches no other column.
 template <class T>
 TND_DEVICE int panel_bytes(const MatmulJobs& args, const Item& item) {
   const int there = args.acts.row_stride - item.col0;
   return (there < T::kN ? there : T::kN) * kPanelBytes;
 }
 
-// aligned_shared rounds up what a block got.
+// aligned_shared rounds the start of a block's shared memory up.
 TND_DEVICE uint8_t* aligned_shared(uint8_t* raw) {
   return raw + (kPanelAlign - shared_address(raw) % kPanelAlign) % kPanelAlign;
 }
@@ -193,7 +193,7 @@ int cost(MatmulJobs jobs, int processors) {
 }
 
 // How products are shared among launches: tiles T for the first `tiles` tiles of outputs, which keep all processors
-// busy to the end of a round, narrow ones R for the rest.
+// busy to the end of a wave, narrow tiles R for the rest.
 struct Division {
   int tiles;
   int cost;

@@ -1,16 +1,15 @@
 // Products of a prompt's rows with quantised weights on Hopper, by wgmma. Contract: NUMERICS.md, "Prompts through
-// quantised weights": inputs and decoded weights are halves, an element's sum is one chain over k in f32, so which tile
-// is taken changes no bits.
+// quantised weights": inputs and decoded weights are halves, and an element's sum is one chain over k in f32, so the
+// choice of tile changes no bits.
 //
 // A block of three warpgroups has a processor to itself and takes tiles of outputs x rows one after the other. One
 // warpgroup fetches: packed weights of a super-block and panels of inputs, each through a ring in shared memory by bulk
-// copies (both lie in memory as they are wanted: units of 16 outputs, any rows of a panel). Two multiply: a warp
-// decodes its own units in registers, which are operand A, while the products of the group before run; operand B is
-// read from the ring.
+// copies (both lie contiguous in memory: units of 16 outputs, any rows of a panel). Two multiply: a warp decodes its
+// own units into registers, operand A, while the products of the previous group run; operand B is read from the ring.
 //
 // Bound: 32 elements of k keep the matrix unit busy for 2 N cycles (both warpgroups), in which a quarter processor has
-// about 160 instructions to issue; then the second-level cache, from which a tile of 128 x 256 wants 36 bytes a cycle
-// (Q4_K) and gets some 27.
+// about 160 instructions to issue; then the second-level cache, from which a tile of 128 x 256 would need 36 bytes a
+// cycle (Q4_K) and gets some 27.
 //
 // The emulation multiplies the same by mma.sync, one warp at a time.
 #include "gpu/matmul/matmul_panel.h"
@@ -114,12 +113,12 @@ TND_DEVICE void multiply_tile(const MatmulJobs& args, const Item& item, const Ri
   }
   float* const factors = rings.factors + static_cast<int>(warp_id()) * T::kN;
   const float unscale = 1.0f / job.scale;
-  sync_warp();  // the tile before is stored
+  sync_warp();  // the previous tile is stored
   for (int i = lane; i < T::kN; i += TND_WARP) {
     if (item.col0 + i < args.rows) factors[i] = unscale * args.acts.row_unscale[item.col0 + i];
   }
   sync_warp();
-  int last = -1;  // stage of inputs that is read last by the products under way
+  int last = -1;  // last stage of inputs that products in flight read
   for (int s = 0; s < supers; ++s) {
     barrier_wait(rings.weights_full + weights->stage, weights->parity);
     const uint8_t* super[T::kM];
@@ -153,7 +152,7 @@ TND_DEVICE void multiply_tile(const MatmulJobs& args, const Item& item, const Ri
           }
         }
         wgmma_commit();
-        wgmma_wait<1>();  // the group before has left its operands
+        wgmma_wait<1>();  // products of the previous group have read their operands
         if constexpr (H == 0) {
           if (last >= 0 && lane < args.arrivals) barrier_arrive(rings.inputs_empty + last);
         }
@@ -204,7 +203,7 @@ __global__ void __launch_bounds__(kPanelThreads, 1) matmul_panels_kernel(MatmulJ
     __syncthreads();
     const int lane = static_cast<int>(lane_id()), supers = static_cast<int>(super_blocks(args.k));
     const int64_t panel = int64_t{args.acts.row_stride} * kPanelBytes;
-    Place place;  // of who fetches
+    Place place;  // of the fetching warp
     Places places;
     share_block(
         args, T::kN,

@@ -2,7 +2,7 @@
 // float weights", that of matmul_pairs.cu.
 //
 // As in matmul_panels.cu; a stage is 64 elements of k of weights and of both parts of the inputs. Operand A is read by
-// ldmatrix: the order that matmul_float.cu streams is one of 8x8 matrices.
+// ldmatrix: the weights lie as 8x8 matrices, in the order that matmul_float.cu streams.
 //
 // Bound: two (F16: three) matrix instructions where plain bfloat16 needs one.
 #include "gpu/matmul/matmul_pair_unit.h"
@@ -85,7 +85,7 @@ TND_DEVICE void multiply_tile(const MatmulJobs& args, const Item& item, const Fl
 #pragma unroll
     for (int j = 0; j < T::kN / 2; ++j) sums[m][j] = 0.0f;
   }
-  int last = -1;  // stage that is read last by the products under way
+  int last = -1;  // last stage that products in flight read
   for (int step = 0; step < steps; step += 8) {
     const uint8_t* stage = ring.stages + place->stage * Stages::kBytes;
     // Inputs first: they begin at multiples of 1024 bytes.
@@ -105,7 +105,7 @@ TND_DEVICE void multiply_tile(const MatmulJobs& args, const Item& item, const Fl
           load_matrix_x4(w[i][m].r,
                          weights + out / kUnitOuts * kStageUnitBytes + k16 * 2 * kStepBytes + out % kUnitOuts * 16);
 #pragma unroll
-          for (int r = 0; r < 4; ++r) {  // beyond k the stage holds what it held before
+          for (int r = 0; r < 4; ++r) {  // beyond k the stage holds older data
             if (step + 2 * k16 + r / 2 >= steps) w[i][m].r[r] = 0;
           }
           if constexpr (TYPE == DType::kF16) split_halves<PairMma>(&w[i][m], &low[i][m]);
@@ -125,9 +125,9 @@ TND_DEVICE void multiply_tile(const MatmulJobs& args, const Item& item, const Fl
         for (int m = 0; m < T::kM; ++m) Wgmma<T::kN>::template multiply<true>(sums[m], w[i][m].r, hi + at);
       }
       wgmma_commit();
-      wgmma_wait<1>();  // the pair before has left its operands
+      wgmma_wait<1>();  // products of the previous pair have read their operands
       if (pair == 0 && last >= 0) {
-        sync_warp();  // every lane has its weights of that stage
+        sync_warp();  // every lane has read its weights of that stage
         if (lane < args.arrivals) barrier_arrive(ring.empty + last);
       }
     }
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kPanelThreads, 1) matmul_panels_float_kernel(M
     const FloatRing ring = {barriers, barriers + Stages::kCount, smem + kBarrierBytes};
     if (threadIdx.x == 0) {
       for (int i = 0; i < Stages::kCount; ++i) {
-        barrier_init(ring.full + i, 2);  // who fetches weights, who fetches inputs
+        barrier_init(ring.full + i, 2);  // the fetcher of weights and that of inputs
         barrier_init(ring.empty + i, kConsumers * 4 * args.arrivals);
       }
       barriers_made();

@@ -1,14 +1,14 @@
 // Products for 1 to 64 rows: weights are read once, at the speed of memory.
 //
 // A block is four warps, the four lanes of the contract; it takes units of 16 outputs, one after the other. A warp
-// multiplies its super-blocks of the unit by all rows at once with int8 matrix instructions (8 columns cost what one
-// does) and hands its sums over in shared memory, where the block adds the lanes. Each warp has its own ring of
-// super-blocks, filled by asynchronous copies and running on across units, so warps wait for each other only at the end
-// of a unit, and the ring is full before the inputs of the launch are even ready (wait_for_previous).
+// multiplies its super-blocks of the unit by all rows at once with int8 matrix instructions (8 columns cost as much as
+// one) and writes its sums to shared memory, where the block adds the lanes. Each warp has its own ring of
+// super-blocks, which asynchronous copies fill across units. So warps wait for each other only at the end of a unit,
+// and the ring is full before the inputs of the launch are ready (wait_for_previous).
 //
 // Bytes: the weights once; activations come from L1 and L2 (columns that do not exist are not read). Instructions per
 // 16 outputs x 32 elements and warp, sm_90, from the disassembly: docs/speed-log/gpu-matmul.md. More than 64 rows
-// (where the kernels of matmul_tiles.cu cannot run) go in chunks of columns as the grid's second dimension.
+// (where the kernels of matmul_tiles.cu cannot run) are split into chunks of columns, the grid's second dimension.
 #include <algorithm>
 
 #include "gpu/matmul/matmul_accumulate.h"
@@ -22,7 +22,7 @@ constexpr int kThreads = kLanes * TND_WARP;
 constexpr int kOuts = 16;
 constexpr int kRedPitch = kOuts + 4;  // floats; keeps the lanes of a store on different banks
 
-// Super-blocks in a warp's ring: three to four in flight are 28 to 45 KB per SM and block row at 4 blocks an SM, where
+// Super-blocks in a warp's ring: three to four in flight are 28 to 45 KB for the four warps of a block, where an SM of
 // H200 needs 25 to 32 (gpu-notes 2.7).
 constexpr int stages(int super_bytes) {
   return super_bytes <= 3000 ? 4 : 3;
@@ -83,7 +83,7 @@ TND_DEVICE void multiply_units(const MatmulJobs& args, const MatmulJob& job, int
       const SuperInput in = global_input<T::kForm>(args.acts, s, row0, row0 + rows);
       if constexpr (U::kRing) {
         copy_async_wait<kStages - 2>();
-        sync_warp();  // all lanes have left the place that fetch fills next
+        sync_warp();  // all lanes have read the place that fetch fills next
         fetch(stage == 0 ? kStages - 1 : stage - 1);
         accumulate<U, TYPE, 1, kTiles>(ring + stage * T::kBytes, 0, in, lane, acc);
         stage = stage == kStages - 1 ? 0 : stage + 1;
@@ -170,7 +170,7 @@ template <class U, KernelSet SET, int COLS>
 void launch_columns(Stream& stream, const MatmulGroup& group, MatmulJobs jobs) {
   constexpr int kCols = COLS > U::kCols ? COLS : U::kCols;
   const int shared = shared_bytes<U>(jobs, kCols);
-  // A block also takes 1 KB of its own; shared_per_block is 1 KB less than a processor has.
+  // The system takes 1 KB more for each block; shared_per_block is 1 KB less than a processor has.
   const int fit = std::clamp((group.shared_per_block + 1024) / (shared + 1024), 1, blocks_per_processor(COLS));
   const int blocks = share_blocks(&jobs, fit * std::max(group.processors, 1));
   launch(stream,

@@ -1,10 +1,10 @@
 // Products for many rows (prefill), by the same arithmetic as matmul_rows.cu: a prompt gets the same bits in chunks of
 // any size.
 //
-// A block of eight warps computes 128 outputs x COLS columns at a time, a warp 32 x COLS / 2; weights and activations
-// of a super-block come to shared memory by asynchronous copies, STAGES deep, and the codes are unpacked once per warp
-// for all its columns. The four lanes of the contract are run one after the other (super-blocks 0, 4, 8, …, then 1, 5,
-// …), so that one set of sums is in registers; what is added across lanes waits in scratch (L2) meanwhile.
+// A block of eight warps computes 128 outputs x COLS columns at a time, a warp 32 x COLS / 2; asynchronous copies bring
+// weights and activations of a super-block to shared memory, STAGES deep, and a warp unpacks the codes once for all its
+// columns. The four lanes of the contract run one after the other (super-blocks 0, 4, 8, …, then 1, 5, …), so that one
+// set of sums is in registers; sums of earlier lanes wait in scratch (L2).
 //
 // Bound on NVIDIA: the multiply-add by the integer scale, 4 per m16n8k32 at half rate, 8 issue cycles per 8192
 // operations: 920 TOP/s on H200; the matrix instruction itself about 1200. Neighbouring blocks take the column tiles of
@@ -24,7 +24,7 @@ constexpr int kUnits = 8;        // of a block
 constexpr int kWarpUnits = 2;    // of a warp
 constexpr int kWarpColumns = 2;  // warps side by side
 
-// Inputs of a stage behind its weights.
+// Inputs of a stage, after its weights.
 template <uint32_t FORM, int COLS>
 struct StageInputs {
   static constexpr int kQ = 0;
@@ -40,9 +40,9 @@ constexpr int stages(int cols) {
   return cols == 128 ? 3 : 2;
 }
 
-// Starts the copies of super-block s: warp i takes unit i and 1/8 of the inputs. No conditions, which would cost as
-// much as the products: units that do not exist are the last one again, columns beyond the batch exist in the buffer
-// (row_stride) and reach no other column.
+// Starts the copies of super-block s: warp i takes unit i and 1/8 of the inputs. There are no conditions, which would
+// cost as much as the products: units beyond the end are the last one again, and columns beyond the batch exist in the
+// buffer (row_stride) and reach no other column.
 template <template <class> class TYPE, int COLS>
 [[maybe_unused]] TND_DEVICE void fetch_stage(const MatmulJobs& args, const MatmulJob& job, int unit0, int col0, int s,
                                              uint8_t* stage) {
@@ -134,7 +134,7 @@ TND_DEVICE void multiply_tile(const MatmulJobs& args, const MatmulJob& job, int 
     }
     for (int s = k_lane; s < supers; s += 4) {
       copy_async_wait<kStages - 2>();
-      __syncthreads();  // everybody's copies have arrived, and everybody has left the stage that fetch fills next
+      __syncthreads();  // all copies have arrived, and all threads have read the stage that fetch fills next
       fetch(stage == 0 ? kStages - 1 : stage - 1);
       const uint8_t* at = smem + stage * kStageBytes;
       const uint8_t* inputs = at + kUnits * T::kBytes;
@@ -288,7 +288,7 @@ void launch_columns(Stream& stream, const MatmulGroup& group, MatmulJobs jobs, K
 
 bool has_matmul_tiles([[maybe_unused]] const MatmulGroup& group, [[maybe_unused]] const MatmulJobs& jobs) {
 #if defined(TND_GPU_HIP)
-  return false;  // 64 KB of shared memory hold no two stages; the chunks of matmul_rows.cu are arithmetic-bound anyway
+  return false;  // 64 KB of shared memory hold fewer than two stages; matmul_rows.cu is arithmetic-bound anyway
 #else
   return group.unit == 0 && shared_bytes<64>(jobs) <= group.shared_per_block;
 #endif

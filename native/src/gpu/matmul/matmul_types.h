@@ -1,5 +1,5 @@
-// Weight types as matmul kernels see them: how the codes of a unit become operands of int8 products, and which scales
-// belong to them. For files with kernels.
+// Weight types for matmul kernels: how the codes of a unit become operands of int8 products, and which scales belong to
+// them. For files with kernels.
 //
 // A type T<U> (U: matmul_unit.h) has
 //   kBytes    of a super-block of a unit
@@ -59,7 +59,8 @@ TND_DEVICE uint32_t bit_at(uint32_t w, int j, int at) {
 TND_DEVICE int byte_of(const uint32_t (&w)[2], int i) {
   return static_cast<int>(byte_perm(i < 4 ? w[0] : w[1], 0, 0x4440u + i % 4));  // no index: i may be a variable
 }
-// Word i of four. By value and without an index: i may be a variable, and arrays with variable indices are memory.
+// Word i of four. By value and without an index: i may be a variable, and arrays with variable indices go to
+// local memory.
 TND_DEVICE uint32_t word_of(const uint4& v, int i) {
   const uint32_t x = v.x, y = v.y, z = v.z, w = v.w;
   const uint32_t low = i == 0 ? x : y;

@@ -1,6 +1,6 @@
-// The matrix instructions of a target as matmul kernels use them: products of a unit of 16 outputs with a tile of
-// columns (rows of the batch). Operand maps are those of runtime_mma.h; the order of codes and activations in memory
-// (matmul_layout.h) is made for them, so that operands are plain loads.
+// The matrix instructions of a target for matmul kernels: products of a unit of 16 outputs with a tile of columns (rows
+// of the batch). Operand maps are those of runtime_mma.h; the order of codes and activations in memory
+// (matmul_layout.h) follows them, so that operands are plain loads.
 //
 // A unit type U has
 //   kCols      columns of a tile
@@ -45,7 +45,7 @@ struct MmaUnit {
     uint32_t w[2][2];  // [group of the pair][word]
   };
   // pair: a pair's [columns][64]; col0: of the tile. Columns beyond `last` get the activations of `last`: a condition
-  // would cost a branch a load, other columns traffic.
+  // would cost a branch for every load, and reading other columns costs traffic.
   TND_DEVICE Input load_input(const int8_t* pair, int col0, int last, int lane) {
     const int column = col0 + lane / 4 < last ? col0 + lane / 4 : last;
     const uint4 v = *reinterpret_cast<const uint4*>(pair + column * 64 + lane % 4 * 16);
@@ -193,7 +193,7 @@ struct DotUnit : WmmaUnit<Wmma11> {
 };
 
 #if defined(TND_GPU_HIP)
-// One name for all processors and for the host, as DeviceWmma.
+// One name on all processors and on the host, like DeviceWmma.
 struct DeviceUnit : std::conditional_t<DeviceWmma::kPresent, WmmaUnit<DeviceWmma>, DotUnit> {};
 #else
 using DeviceUnit = MmaUnit;

@@ -1,5 +1,4 @@
-// Packing of GGUF rows into device order, and back. Works on words of four codes;
-// the layout is drawn in matmul_layout.h.
+// Packing of GGUF rows into device order, and back. Works on words of four codes; matmul_layout.h describes the layout.
 #include "gpu/matmul/repack.h"
 
 #include <algorithm>

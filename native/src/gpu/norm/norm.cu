@@ -1,6 +1,6 @@
-// One block a row: the row is staged in shared memory by all threads, sixteen lanes sum it in the order of the
-// contract, all threads write. The chain of dim / 16 dependent fma (320 at 5120: under a microsecond) is the price of
-// the CPU's bits; the rest is one pass over the row.
+// One block a row: all threads stage the row in shared memory, sixteen lanes sum it in the order of the contract, all
+// threads write. Having the CPU's bits costs a chain of dim / 16 dependent fma (320 at 5120: under a microsecond); the
+// rest is one pass over the row.
 #include "core/backend.h"
 #include "gpu/math/norm_device.cuh"
 #include "gpu/math/silu_device.h"
@@ -38,7 +38,7 @@ TND_DEVICE const float* row_of(const NormArgs& a) {
   return a.x + (a.gather != nullptr ? a.gather[blockIdx.x] : int64_t{blockIdx.x}) * a.x_stride;
 }
 
-// Rows of at most kHeldDim: a warp holds its super-block in registers and memory is waited for once.
+// Rows of at most kHeldDim: a warp holds its super-block in registers, and waits for memory once.
 __global__ void __launch_bounds__(kMaxWarps* TND_WARP) norm_held_kernel(NormArgs a) {
   TND_DYNAMIC_SHARED(float, staged);
   TND_SHARED(float, scale, [1]);
@@ -68,11 +68,12 @@ __global__ void __launch_bounds__(kMaxWarps* TND_WARP) norm_held_kernel(NormArgs
   store_row(a, s, x);
 }
 
-// The same for rows with a scale of their own, of which there are many: two a block, whose sums run side by side.
+// The same for rows with a scale of their own. There are many of these, so a block takes two, whose sums run side
+// by side.
 constexpr int kTogether = 2;
-constexpr int kStagedPad = 16;  // floats: rows of the two halves of a warp lie in different banks
+constexpr int kStagedPad = 16;  // floats: puts the rows of a warp's two halves into different banks
 
-// Blocks that a processor should hold, which bounds the registers; before sm_80 two of 20 warps are more than it can.
+// Blocks that a processor should hold, which bounds the registers; before sm_80 it cannot hold two of 20 warps.
 constexpr int resident(int blocks) {
 #if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
   return blocks > 1 ? 1 : blocks;

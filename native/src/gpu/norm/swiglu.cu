@@ -1,4 +1,4 @@
-// A warp takes 256 elements of a row, what the quantiser of the next product wants to see together.
+// A warp takes 256 elements of a row, which the quantiser of the next product needs in one warp.
 #include "gpu/math/silu_device.h"
 #include "gpu/matmul/acts_device.h"
 #include "gpu/norm/swiglu.h"

@@ -35,7 +35,7 @@ class LeaveOut final : public LaunchFilter {
   const LaunchShare& share_;
 };
 
-// Median time of the graph of what record() launches past the filter, us. It may be empty.
+// Median time of a graph of the launches of record() that the filter lets through, us. The graph may be empty.
 double time_graph(Stream& stream, LaunchFilter* filter, const std::function<void()>& record, int runs, int* nodes) {
   Graph graph;
   stream.set_filter(filter);

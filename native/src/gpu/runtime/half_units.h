@@ -1,4 +1,4 @@
-// Whether a device has the matrix instructions over 16-bit floats that the kernels of this build are written for
+// Says whether a device has the matrix instructions over 16-bit floats that the kernels of this build use
 // (runtime_mma.h): mma.sync from sm_80 on, WMMA of gfx11 and gfx12. For files that hold kernels.
 #pragma once
 

@@ -1,6 +1,6 @@
-// Matrix instructions of a warpgroup (wgmma), which only Hopper's multiprocessors have (sm_90a); what they share with
-// later ones is in runtime_cluster.h. Everything is declared everywhere and does nothing elsewhere; kHasWgmma says
-// where it works. The emulation has none of it.
+// Matrix instructions of a warpgroup (wgmma), which only Hopper's multiprocessors have (sm_90a); what later ones have
+// too is in runtime_cluster.h. Everything is declared on every target, and does nothing where kHasWgmma is false. The
+// emulation has none of it.
 //
 // Operand maps of m64nNk16, warp w of the warpgroup, g = lane / 4, t = lane % 4:
 //   A (registers)  rows 16w + 0..15 as in mma.sync m16n8k16: a0 = A[g][2t, 2t+1], a1 = A[g+8][2t..], a2 = A[g][2t+8..],
@@ -22,7 +22,8 @@ inline constexpr bool kHasWgmma = false;
 
 // ---- matrix instructions of a warpgroup
 
-// take_registers and give_registers change the registers of every thread of a warpgroup, which must be there.
+// take_registers and give_registers raise and lower the registers of every thread of a warpgroup. All its threads
+// call them.
 template <int N>
 TND_DEVICE void take_registers() {
 #if defined(TND_WGMMA_CODE)
@@ -47,7 +48,7 @@ TND_DEVICE void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #endif
 }
-// wgmma_wait<N> waits until at most N committed groups are under way: registers of the others may be used again.
+// wgmma_wait<N> waits until at most N committed groups are in flight: registers of the others may be used again.
 template <int N>
 TND_DEVICE void wgmma_wait() {
 #if defined(TND_WGMMA_CODE)

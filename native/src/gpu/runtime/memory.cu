@@ -29,7 +29,7 @@ __global__ void copy_kernel(CopyArgs a) {
   if (i < a.bytes / 16) static_cast<uint4*>(a.dst)[i] = static_cast<const uint4*>(a.src)[i];
 }
 
-// As many rows as are in use, of any number of words.
+// Copies the rows in use, of any number of words.
 __global__ void copy_live_kernel(CopyArgs a) {
   let_next_start();
   const uint64_t words = static_cast<uint64_t>(*a.live) * (a.row_bytes / 4);
@@ -62,7 +62,8 @@ __global__ void widen_bf16_kernel(WidenArgs a) {
   }
 }
 
-// Both ranges, one behind the other. An index into them would put them into local memory.
+// Copies both ranges, one after the other. A loop over them would index the arguments and so put them into
+// local memory.
 __global__ void plan_kernel(PlanArgs a) {
   const PlanArgs::Range &first = a.ranges[0], &second = a.ranges[1];
   uint64_t i = uint64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -76,7 +77,7 @@ __global__ void plan_kernel(PlanArgs a) {
 
 constexpr unsigned kResultThreads = 512;
 __global__ void __launch_bounds__(kResultThreads) results_kernel(ResultsArgs a) {
-  const uint64_t number = *a.number;  // of the plan: older than the launch before
+  const uint64_t number = *a.number;  // of the plan: written before the previous launch began
   wait_for_previous();
   for (const ResultsArgs::Range& range : a.ranges) {
     for (uint64_t i = threadIdx.x; i < range.bytes / 16; i += kResultThreads) {

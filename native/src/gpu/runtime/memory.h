@@ -14,7 +14,7 @@ struct CopyRowsArgs {
   int64_t dim = 0;
   float* dst = nullptr;  // [.., dim], row stride dst_stride
   int64_t dst_stride = 0;
-  const int32_t* live = nullptr;  // device: of them in use, nullptr = all
+  const int32_t* live = nullptr;  // device: how many are in use, nullptr = all
 };
 void launch_copy_rows(Stream& stream, const CopyRowsArgs& args);
 
@@ -23,7 +23,7 @@ struct RoundArgs {
   const float* src = nullptr;
   uint16_t* dst = nullptr;
   int64_t n = 0;
-  const int32_t* live = nullptr;  // device: rows in use of `row` elements, nullptr = n elements
+  const int32_t* live = nullptr;  // device: how many rows of `row` elements are in use, nullptr = n elements
   int64_t row = 0;
 };
 void launch_round_bf16(Stream& stream, const RoundArgs& args);
@@ -38,19 +38,19 @@ struct WidenArgs {
 };
 void launch_widen_bf16(Stream& stream, const WidenArgs& args);
 
-// A small copy is a kernel: what waits for a copy node of a graph waits some microseconds more.
+// A small copy is a kernel: waiting for a copy node of a graph takes some microseconds longer.
 struct CopyArgs {
   void* dst = nullptr;
   const void* src = nullptr;
   uint64_t bytes = 0;
-  const int32_t* live = nullptr;  // device: rows in use of row_bytes, nullptr = all bytes
+  const int32_t* live = nullptr;  // device: how many rows of row_bytes are in use, nullptr = all bytes
   uint64_t row_bytes = 0;         // a multiple of 4 with live
 };
 void launch_copy(Stream& stream, const CopyArgs& args);
 
-// The plan of a step from pinned host memory, and its results there. Kernels, because a copy engine takes several
-// microseconds to begin and to be waited for. Nothing that follows a plan may start before it is complete
-// (Stream::no_overlap). When results are on the host, *done becomes *number.
+// Copies the plan of a step from pinned host memory, and its results to there. They are kernels, because starting a
+// copy engine and waiting for it takes several microseconds. Nothing that follows a plan may start before it is
+// complete (Stream::no_overlap). When results are on the host, *done becomes *number.
 struct PlanArgs {
   struct Range {
     void* dst = nullptr;        // 16-byte aligned, as src is

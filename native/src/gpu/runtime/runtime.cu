@@ -184,7 +184,7 @@ Status Stream::sync() {
 }
 
 Status Stream::wait(const uint64_t* done, uint64_t number) {
-  constexpr int kSpins = 1024;  // between two questions whether the device is well
+  constexpr int kSpins = 1024;  // polls of the flag between two checks for a fault of the device
   const auto is_done = [&] { return __atomic_load_n(done, __ATOMIC_ACQUIRE) == number; };
   while (!failed()) {
     for (int i = 0; i < kSpins; ++i) {

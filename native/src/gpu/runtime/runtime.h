@@ -3,8 +3,8 @@
 //
 // This header is the host side and needs no vendor compiler: memory, streams, graphs, events. Files that hold kernels
 // (*.cu) are compiled by nvcc (--fmad=false --expt-relaxed-constexpr), by clang (-x hip -ffp-contract=off) or, for the
-// emulation, by the host compiler (-x c++ -DTND_GPU_EMU -ffp-contract=off -Wno-unknown-pragmas); there it also brings
-// launch() and, from runtime_device.h, what kernels are written in; matrix instructions are in runtime_mma.h.
+// emulation, by the host compiler (-x c++ -DTND_GPU_EMU -ffp-contract=off -Wno-unknown-pragmas); there it also declares
+// launch() and includes runtime_device.h, the functions that kernels call; matrix instructions are in runtime_mma.h.
 //
 // How an operation is written:
 //   struct NormArgs { const float* x; ...; int rows; };               device pointers and numbers, trivially copyable
@@ -13,10 +13,10 @@
 //   void launch_norm(Stream& stream, const NormArgs& a) {
 //     launch(stream, {.grid = {unsigned(a.rows)}, .block = {256}, .name = "norm"}, norm_f32_kernel, a);
 //   }
-// A launch function allocates nothing, never waits, looks at no device memory and no host memory but its arguments: the
-// backend may call it under stream capture and replay the launches later with other contents behind the same pointers.
-// Lengths that change from step to step are therefore read by the kernel from device memory; the host side knows upper
-// bounds only. Failures are kept by the stream and come out of Stream::sync.
+// A launch function allocates nothing, never waits, and reads no device memory and no host memory but its arguments.
+// The backend may call it under stream capture, and replay the launches later with other contents at the same pointers.
+// Lengths that change from step to step are therefore read by the kernel from device memory; the host side has upper
+// bounds only. The stream keeps failures, and Stream::sync returns them.
 #pragma once
 
 #include <cstddef>
@@ -73,11 +73,11 @@ inline bool plain_launches() {
   }();
   return plain;
 }
-// clusters_at_once returns how many clusters of `blocks` blocks (Launch::cluster) of a kernel the current device runs
-// at a time if each takes all shared memory of a processor; 0: no clusters, or not of the kind that kernels here are
-// made for (Hopper), or plain_launches(). kernel: a kernel for which that is asked first, with blocks of `threads`.
+// clusters_at_once returns how many clusters of `blocks` blocks (Launch::cluster) the current device runs at a time if
+// each block takes all shared memory of a processor. It is 0 without clusters, on cards that are not Hopper, and with
+// plain_launches(). kernel: the kernel that is asked for, with blocks of `threads`.
 int clusters_at_once(int blocks, int threads, const void* kernel);
-// host_alloc returns host memory that copies can read and write while the host runs on.
+// host_alloc returns pinned host memory: copies read and write it in the background.
 Status host_alloc(uint64_t bytes, void** out);
 void host_free(void* p);
 
@@ -95,8 +95,8 @@ class LaunchFilter {
   ~LaunchFilter() = default;
 };
 
-// Stream is a queue of work. Nothing it does returns an error at once: the first failure is kept with its place, what
-// follows is dropped, sync returns it for ever (a faulted device stays faulted).
+// Stream is a queue of work. None of its calls returns an error at once. The first failure is kept with its place and
+// later work is dropped; sync returns that failure from then on (a faulted device stays faulted).
 class Stream {
  public:
   Stream() = default;
@@ -111,18 +111,18 @@ class Stream {
   void copy(void* dst, const void* src, uint64_t bytes);  // within the device, no overlap
   void fill(void* dst, uint8_t value, uint64_t bytes);
   Status sync();
-  // wait is a sync that ends when a kernel that was launched has made *done (pinned host memory) equal to number, and
-  // is back a few microseconds earlier.
+  // wait is a sync that ends when a launched kernel has set *done (pinned host memory) to number. It returns a few
+  // microseconds earlier than sync.
   Status wait(const uint64_t* done, uint64_t number);
 
-  // no_overlap makes the next launch wait for what is before it, whatever it says (Launch::overlap): the launches after
-  // it then rely on that, too.
+  // no_overlap makes the next launch wait for all work before it, even with Launch::overlap. Later launches may rely on
+  // that, too.
   void no_overlap() { holds_ = true; }
   bool overlaps(const Launch& l);  // for launch(): ends no_overlap
 
-  // prefer_shared says how launches that overlap want a processor's memory divided from here on: all of it shared, or
-  // as their kernel needs. A processor divides it again only when it is empty, so where a product takes all, blocks of
-  // the small kernels around it come to processors that are not if they want the same.
+  // prefer_shared sets how later launches that overlap divide a processor's memory: all of it shared, or as much as
+  // their kernel needs. A processor changes the division only when it is empty. Where a product takes all of it, blocks
+  // of the small kernels around it start on processors that still run blocks only if they ask for the same.
   void prefer_shared(bool all) { prefers_shared_ = all; }
   bool prefers_shared() const { return prefers_shared_; }
 
@@ -190,15 +190,15 @@ struct Dim3 {
   constexpr uint64_t count() const { return uint64_t{x} * y * z; }
 };
 
-// Shared memory of a block, static and dynamic, that a kernel has without asking.
+// Most shared memory of a block, static and dynamic, that a kernel may use without an attribute.
 inline constexpr unsigned kSharedUnasked = 48 * 1024;
 
 struct Launch {
   Dim3 grid;                  // blocks; an empty grid launches nothing
   Dim3 block;                 // threads
-  unsigned shared_bytes = 0;  // dynamic shared memory (TND_DYNAMIC_SHARED)
-  unsigned static_bytes = 0;  // at least what the kernel has of TND_SHARED, if both may be more than kSharedUnasked
-  unsigned cluster = 1;       // neighbouring blocks (in x) that run together and see each other's shared memory
+  unsigned shared_bytes = 0;  // of dynamic shared memory (TND_DYNAMIC_SHARED)
+  unsigned static_bytes = 0;  // at least the kernel's TND_SHARED, if the sum may exceed kSharedUnasked
+  unsigned cluster = 1;       // neighbouring blocks (in x) that run together and share their shared memory
                               // (runtime_cluster.h); grid.x is a multiple. 1 where clusters_at_once() is 0
   bool overlap = false;  // the kernel calls wait_for_previous() before it touches what earlier work writes, and so may
                          // start while that runs (programmatic dependent launch; elsewhere ignored)
@@ -264,7 +264,7 @@ void launch(Stream& stream, const Launch& l, void (*kernel)(P...), A&&... args) 
                                      static_cast<int>(l.shared_bytes)),
                  l.name);
   }
-  // clang-format off: it would take the brackets of the launch for template ones and part them.
+  // clang-format off: it would read the brackets of the launch as a template's and split them.
   [&](P... values) {
     void* pointers[] = {static_cast<void*>(&values)..., nullptr};
     stream.check(hipLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(l.grid.x, l.grid.y, l.grid.z),

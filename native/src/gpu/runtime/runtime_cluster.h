@@ -1,17 +1,17 @@
-// Clusters of blocks (Launch::cluster), barriers in shared memory and bulk copies: what Hopper has for threads and
-// blocks that work together. Kernels that use them are launched where clusters_at_once() is not 0, or where hopper.h
+// Hopper's means for threads and blocks that work together: clusters of blocks (Launch::cluster), barriers in shared
+// memory and bulk copies. Kernels that use them are launched where clusters_at_once() is not 0, or where hopper.h
 // works; elsewhere the functions do nothing.
 //
-// A barrier counts arrivals and bytes. It is in a phase, 0 first; when as many threads as barrier_init() said have
-// arrived and all bytes that they announced have been copied, the next phase begins. barrier_wait(b, parity) returns
-// when the phase of that parity is over, and what was written before the arrivals, or by the copies, is then visible.
+// A barrier counts arrivals and bytes. It is in a phase, first in phase 0. The next phase begins when as many threads
+// as barrier_init() set have arrived and all bytes that they announced have been copied. barrier_wait(b, parity)
+// returns when the phase of that parity is over; writes before the arrivals, and those of the copies, are then visible.
 #pragma once
 
 #include "gpu/runtime/runtime.h"
 
 namespace tnd::gpu {
 
-// Whether the target has all this; the emulation does.
+// Says whether the target has all this; the emulation does.
 #if defined(TND_GPU_EMU) || (defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900)
 inline constexpr bool kHasClusters = true;
 #else
@@ -32,8 +32,8 @@ TND_DEVICE uint32_t shared_address([[maybe_unused]] const void* p) {
 #endif
 }
 
-// kept_place returns the place in shared memory that it is given, as a number that compilers keep in a register: they
-// else compute it from the block's number in its cluster wherever registers are short.
+// kept_place returns its argument, an address in shared memory, as a number that compilers keep in a register.
+// Otherwise they compute it again, from the block's number in its cluster, wherever registers are short.
 TND_DEVICE uint8_t* kept_place(uint8_t* shared) {
 #if defined(TND_CLUSTER_CODE)
   uint32_t at;
@@ -58,7 +58,7 @@ TND_DEVICE void barriers_made() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
-// barrier_arrive and barrier_expect arrive at a barrier of the own block, the second announces bytes.
+// barrier_arrive and barrier_expect arrive at a barrier of the same block; barrier_expect also announces bytes.
 TND_DEVICE void barrier_arrive([[maybe_unused]] Barrier* b) {
 #if defined(TND_GPU_EMU)
   emu::barrier_arrive(b, 0);
@@ -89,8 +89,8 @@ TND_DEVICE void barrier_wait([[maybe_unused]] const Barrier* b, [[maybe_unused]]
       : "memory");
 #endif
 }
-// one_of_warp is true in one lane of a whole warp. Unlike a comparison it tells the compiler that operands of bulk
-// copies are of one thread, and saves the loop over lanes.
+// one_of_warp is true in one lane of a whole warp. After a comparison of lane numbers the compiler loops over lanes to
+// issue a bulk copy; after this it does not.
 TND_DEVICE bool one_of_warp() {
 #if defined(TND_CLUSTER_CODE)
   uint32_t one;
@@ -106,9 +106,9 @@ TND_DEVICE bool one_of_warp() {
   return lane_id() == 0;
 #endif
 }
-// bulk_copy copies from global to the own block's shared memory in the background and then counts the bytes at the
-// barrier. Addresses and bytes are multiples of 16. Called by one thread, which has seen (by a barrier) that nobody
-// reads the destination any more.
+// bulk_copy copies from global memory to this block's shared memory in the background and then counts the bytes at the
+// barrier. Addresses and bytes are multiples of 16. It is called by one thread, after a barrier that ends all reads of
+// the destination.
 TND_DEVICE void bulk_copy([[maybe_unused]] void* shared, [[maybe_unused]] const void* global,
                           [[maybe_unused]] uint32_t bytes, [[maybe_unused]] Barrier* b) {
 #if defined(TND_GPU_EMU)
@@ -121,7 +121,7 @@ TND_DEVICE void bulk_copy([[maybe_unused]] void* shared, [[maybe_unused]] const 
 #endif
 }
 
-// bulk_copy_once is bulk_copy of what nobody reads again soon: its lines leave the second-level cache first.
+// bulk_copy_once is bulk_copy of data that is not read again soon: its lines leave the second-level cache first.
 TND_DEVICE void bulk_copy_once(void* shared, const void* global, uint32_t bytes, Barrier* b) {
 #if defined(TND_CLUSTER_CODE)
   uint64_t policy;
@@ -150,9 +150,9 @@ TND_DEVICE int cluster_rank() {
 #endif
 }
 // cluster_arrive and cluster_wait are the halves of a barrier of all threads of the cluster; threads that have ended
-// count. Called by whole warps. cluster_arrive waits until all that the thread has begun, asynchronous copies too, is
-// visible to the cluster; cluster_arrive_relaxed waits for nothing and says only that the block runs and that its
-// barriers are made.
+// count. Called by whole warps. cluster_arrive waits until all accesses of the thread, asynchronous copies too, are
+// visible to the cluster. cluster_arrive_relaxed waits for nothing: after it, other blocks may assume only that this
+// block runs and that its barriers are initialised.
 TND_DEVICE void cluster_arrive() {
 #if defined(TND_GPU_EMU)
   emu::cluster_arrive();
@@ -175,7 +175,8 @@ TND_DEVICE void cluster_wait() {
 #endif
 }
 
-// BlockMemory is shared memory of another block of the cluster (or of the own one): the place there that `own` is here.
+// BlockMemory is shared memory of another block of the cluster (or of this one), at the place where `own` lies in
+// this one.
 struct BlockMemory {
 #if defined(TND_CLUSTER_CODE)
   uint32_t at;
@@ -194,7 +195,7 @@ TND_DEVICE BlockMemory of_block([[maybe_unused]] void* own, [[maybe_unused]] int
   return {static_cast<uint8_t*>(own)};
 #endif
 }
-// store_quad writes four floats there; a barrier of the cluster makes them visible.
+// store_quad writes four floats to it; a barrier of the cluster makes them visible.
 TND_DEVICE void store_quad([[maybe_unused]] const BlockMemory& to, [[maybe_unused]] int offset,
                            [[maybe_unused]] const float4& v) {
 #if defined(TND_GPU_EMU)
@@ -205,7 +206,7 @@ TND_DEVICE void store_quad([[maybe_unused]] const BlockMemory& to, [[maybe_unuse
                : "memory");
 #endif
 }
-// send_quad writes four floats there in the background and then counts their bytes at a barrier of that block.
+// send_quad writes four floats to it in the background and then counts their bytes at a barrier of that block.
 TND_DEVICE void send_quad([[maybe_unused]] const BlockMemory& to, [[maybe_unused]] int offset,
                           [[maybe_unused]] const float (&v)[4], [[maybe_unused]] const BlockMemory& barrier) {
 #if defined(TND_GPU_EMU)

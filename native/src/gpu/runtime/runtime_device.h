@@ -1,5 +1,5 @@
-// What kernels are written in, on every platform: CUDA's own words where all have them (threadIdx, __syncthreads,
-// atomicAdd, __threadfence, __ffs, __popc, __clz, uint4, float4, …) and the functions below where they differ.
+// The names that kernels use on every platform: CUDA's own where all platforms have them (threadIdx, __syncthreads,
+// atomicAdd, __threadfence, __ffs, __popc, __clz, uint4, float4, …), and the functions below where they differ.
 // Included by runtime.h in files that hold kernels.
 //
 // Rules that keep one source right everywhere:
@@ -27,8 +27,8 @@
 
 #define TND_WARP 32
 
-// TND_DEVICE marks functions that kernels call, TND_OUTLINE large ones that shall exist once: a kernel that runs once a
-// step fetches its instructions from memory.
+// TND_DEVICE marks functions that kernels call. TND_OUTLINE marks large ones that are compiled once, not inlined: a
+// kernel that runs once a step fetches its instructions from memory.
 #if defined(TND_GPU_EMU)
 #define TND_DEVICE static inline __attribute__((always_inline))
 #define TND_OUTLINE static __attribute__((noinline))
@@ -54,8 +54,8 @@
 
 namespace tnd::gpu {
 
-// rows_in_use returns the rows of an operation that was recorded for up to `most`: *live of the step's plan, which is
-// older than the launches before; all where live is nullptr.
+// rows_in_use returns the number of rows of an operation that was recorded for up to `most`: *live of the step's plan,
+// which was written before the previous launch began; all where live is nullptr.
 TND_DEVICE int rows_in_use(const int32_t* live, int most) {
   return live != nullptr ? *live : most;
 }
@@ -144,8 +144,8 @@ TND_DEVICE void sync_warp() {
 }
 #endif
 
-// one_warp_id is warp_id() in a form that compilers know to be the same in all lanes: what follows from it (addresses,
-// loops, indices of arguments) is then computed once a warp. Called by whole warps.
+// one_warp_id is warp_id() in a form that is visibly the same in all lanes: compilers then compute values that derive
+// from it (addresses, loops, indices of arguments) once a warp. Called by whole warps.
 TND_DEVICE int one_warp_id() {
   return shfl(static_cast<int>(warp_id()), 0);
 }
@@ -173,9 +173,9 @@ TND_DEVICE float warp_max(float v) {
 
 // ---- pointers
 
-// device_pointer is p, which points into device memory. clang knows that of a kernel's arguments alone, and reads
-// through pointers that come out of memory by instructions that look at shared memory, too, and whose waits are for
-// both. By way of an integer, or the casts there and back fall away before they are used.
+// device_pointer returns p, marked as a pointer into device memory. clang infers that for a kernel's arguments only.
+// Pointers that were read from memory it follows by generic instructions, which check for shared memory, too, and whose
+// waits are for both. The cast goes through an integer, since clang would remove a cast there and back before using it.
 template <typename T>
 TND_DEVICE T* device_pointer(T* p) {
 #if defined(__HIP_DEVICE_COMPILE__)
@@ -187,7 +187,7 @@ TND_DEVICE T* device_pointer(T* p) {
 
 // ---- integers
 
-// mul24 is a * b of numbers of at most 24 bits with their signs: on AMD a product of words takes four times as long.
+// mul24 is a * b of numbers of at most 24 bits, sign included: on AMD a product of words takes four times as long.
 TND_DEVICE int32_t mul24(int32_t a, int32_t b) {
 #if defined(__HIP_DEVICE_COMPILE__)
   const auto small = [](int32_t x) { return static_cast<int32_t>(static_cast<uint32_t>(x) << 8) >> 8; };
@@ -278,7 +278,7 @@ TND_DEVICE uint32_t fma_halves(uint32_t a, uint32_t b, uint32_t c) {
                             reinterpret_cast<const __half2&>(c));
   return reinterpret_cast<const uint32_t&>(r);
 #else
-  // A product of halves is exact in f32, and so is the sum where the result is a half at all; callers have such.
+  // A product of halves is exact in f32, and so is the sum where the result is a half; callers guarantee that.
   const auto one = [&](int at) {
     const auto half = [&](uint32_t v) { return half_to_float(static_cast<uint16_t>(v >> at)); };
     return fmaf(half(a), half(b), half(c));
@@ -286,7 +286,7 @@ TND_DEVICE uint32_t fma_halves(uint32_t a, uint32_t b, uint32_t c) {
   return pack_halves(one(0), one(16));
 #endif
 }
-// pack_bfloats rounds two floats to bfloat16, to nearest even; x0 is in the lower half. Of NaN some NaN.
+// pack_bfloats rounds two floats to bfloat16, to nearest even; x0 is in the lower half. NaN becomes some NaN.
 TND_DEVICE uint32_t pack_bfloats(float x0, float x1) {
 #if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   uint32_t r;
@@ -338,8 +338,8 @@ TND_DEVICE uint32_t half2_subtract(uint32_t a, uint32_t b) {
 
 // ---- division
 
-// divide_usual is n / d for magnitudes of n, d and the quotient from 2^-60 to 2^60: what the compiler's division does
-// for them, without its branch for others, so that several of them run side by side.
+// divide_usual is n / d for magnitudes of n, d and the quotient from 2^-60 to 2^60. It does what the compiler's
+// division does for these, without the branch for others, so that several of them run side by side.
 TND_DEVICE float divide_usual(float n, float d) {
 #if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__)
   float r;
@@ -354,7 +354,7 @@ TND_DEVICE float divide_usual(float n, float d) {
 
 // ---- memory
 
-// load_once reads 16 bytes of global memory that nobody reads again soon (weights): evicted first. 16-byte aligned, not
+// load_once reads 16 bytes of global memory that are not read again soon (weights): evicted first. 16-byte aligned, not
 // written by the same kernel.
 TND_DEVICE uint4 load_once(const void* p) {
 #if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__)
@@ -368,9 +368,9 @@ TND_DEVICE uint4 load_once(const void* p) {
 #endif
 }
 
-// store_result writes to global memory what this kernel does not read. A plain store through a pointer that was itself
-// read from memory may be one to shared memory for all that the compiler knows:
-// reads of shared memory do not move across.
+// store_result writes to global memory what this kernel does not read. After a plain store through a pointer that was
+// itself read from memory, the compiler must assume that it wrote to shared memory, and moves no read of shared
+// memory across.
 TND_DEVICE void store_result(float* p, float v) {
 #if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__)
   asm volatile("st.global.f32 [%0], %1;" ::"l"(p), "f"(v));
@@ -381,8 +381,8 @@ TND_DEVICE void store_result(float* p, float v) {
 
 // copy_async_16 copies 16 aligned bytes from global to shared memory in the background, copy_async_commit ends a group
 // of the thread's copies, copy_async_wait<N> waits until at most the N newest groups are outstanding; other threads see
-// them after a barrier behind that. The emulation delivers at the wait and shows a pattern before it. Where there is no
-// such instruction (HIP, before sm_80) the copy happens at once. bytes < 16 fills the rest with zeros.
+// them after a barrier that follows the wait. The emulation delivers at the wait and shows a pattern before it. Where
+// there is no such instruction (HIP, before sm_80) the copy happens at once. bytes < 16 fills the rest with zeros.
 TND_DEVICE void copy_async_16(void* shared, const void* global, int bytes = 16) {
 #if defined(TND_GPU_EMU)
   emu::copy_async(shared, global, bytes);
@@ -417,8 +417,8 @@ TND_DEVICE void copy_async_wait() {
 #endif
 }
 
-// keep_order keeps clang from moving instructions across it: unrolled loops of matrix products else load the operands
-// of many steps first, and spill. Nothing elsewhere.
+// keep_order keeps clang from moving instructions across it: otherwise unrolled loops of matrix products load the
+// operands of many steps first, and spill. It has no effect with other compilers.
 TND_DEVICE void keep_order() {
 #if defined(__HIP_DEVICE_COMPILE__)
   asm volatile("" ::: "memory");
@@ -460,7 +460,7 @@ TND_DEVICE void wait_for_previous() {
   timeline_note(came);
 #endif
 }
-// let_next_start allows the next overlapping kernel to be scheduled once every block called it or ended.
+// let_next_start allows the next overlapping kernel to be scheduled once every block has called it or ended.
 TND_DEVICE void let_next_start() {
 #if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");

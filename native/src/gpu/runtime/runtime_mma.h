@@ -28,8 +28,8 @@
 
 namespace tnd::gpu {
 
-// What the target has. Kernels pick a traits struct by these; the emulation has all. The host pass of clang sees no
-// processor of AMD, so what the host does must not depend on the WMMA that there is.
+// What the target has. Kernels pick a traits struct by these; the emulation has all. clang's host pass defines no AMD
+// processor, so host code must not depend on which WMMA the device has.
 #if defined(TND_GPU_EMU)
 inline constexpr bool kHasMma = true, kHasWmma11 = true, kHasWmma12 = true;
 #elif defined(TND_GPU_CUDA)
@@ -43,11 +43,11 @@ inline constexpr bool kHasMma = false, kHasWmma11 = false, kHasWmma12 = true;
 inline constexpr bool kHasMma = false, kHasWmma11 = false, kHasWmma12 = false;
 #endif
 
-// Operand maps of WMMA (see above), what the units of kernels are templates over:
+// Operand maps of WMMA (see above), the template argument of the kernels' units:
 //   kPresent   the target has the instructions
 //   kHeld      elements of k in a lane, the first of which is first_k(lane); kHalves registers of 16-bit floats, kBytes
 //              registers of bytes
-//   row        row of D of register i; its column is lane % 16. kRowsFollow: a lane's rows are neighbours
+//   row row of D of register i; its column is lane % 16. kRowsFollow: a lane's rows are consecutive
 struct Wmma11 {
   static constexpr bool kPresent = kHasWmma11, kRowsFollow = false;
   static constexpr int kHeld = 16, kHalves = kHeld / 2, kBytes = kHeld / 4;
@@ -60,12 +60,12 @@ struct Wmma12 {
   TND_DEVICE constexpr int first_k(int lane) { return lane / 16 * 8; }
   TND_DEVICE constexpr int row(int lane, int i) { return lane / 16 * 8 + i; }
 };
-// The map of the device. One name for all processors and for the host: kernels are found by their names, and those hold
-// their arguments.
+// The map of the device. It has one name on all processors and on the host: a kernel is looked up by its name, which
+// contains its template arguments.
 struct DeviceWmma : std::conditional_t<kHasWmma12, Wmma12, Wmma11> {};
 
 // All functions are declared everywhere, so that traits of one vendor compile for the other; where the instruction is
-// missing they do nothing, and nothing must choose them there.
+// missing they do nothing and must not be called.
 
 // In the functions of NVIDIA's instructions d is an operand of its own beside the result, and nothing is volatile: sums
 // that start at zero then need no registers set to zero.
@@ -206,7 +206,7 @@ typedef _Float16 tnd_v16h __attribute__((ext_vector_type(16)));
 typedef short tnd_v8s __attribute__((ext_vector_type(8)));
 typedef short tnd_v16s __attribute__((ext_vector_type(16)));
 
-// By number: where an array that is written by number is cast as a whole, clang leaves it in scratch.
+// Element by element: clang leaves an array in scratch memory if it is written by index and cast as a whole.
 template <typename V, int N>
 TND_DEVICE V wmma_operand(const uint32_t (&r)[N]) {
   typedef int Words __attribute__((ext_vector_type(N)));
@@ -297,7 +297,7 @@ TND_DEVICE void wmma_bf16([[maybe_unused]] float (&d)[8], [[maybe_unused]] const
 #endif
 }
 
-// load_wmma reads a lane's part of its row of A or column of B: 16 halves, the second eight `stride` bytes behind the
+// load_wmma reads a lane's part of its row of A or column of B: 16 halves, the second eight `stride` bytes after the
 // first, 16-byte aligned.
 template <class MAP>
 TND_DEVICE void load_wmma(uint32_t (&r)[MAP::kHalves], const void* first, int stride, int lane) {

@@ -20,7 +20,7 @@ std::vector<File>& known_files() {
   return files;
 }
 
-// A block was let go.
+// A block whose wait ended.
 struct Went {
   double us;      // since the newest record, negative
   double waited;  // before that, us
@@ -28,7 +28,7 @@ struct Went {
   size_t processor;
 };
 
-// Of TimelineRecord::place. shape_of is all of it that the blocks of a launch have in common.
+// Parts of TimelineRecord::place. shape_of returns the bits that all blocks of a launch have in common.
 constexpr uint32_t kMostFiles = 63;
 int block_of(uint32_t place) {
   return static_cast<int>(place & 1023);
@@ -92,7 +92,7 @@ bool timeline_add(const char* file, int (*set)(const TimelinePlace&)) {
 
 std::vector<TimelineShare> timeline_shares(std::span<const TimelineRecord> records, std::span<const std::string> files,
                                            double us) {
-  // Times wrap every four seconds: the newest is the one with none in the two seconds behind it.
+  // Times wrap every four seconds: the newest is the one that no other follows within two seconds.
   uint32_t newest = 0;
   bool any = false;
   for (const TimelineRecord& r : records) {
@@ -110,7 +110,8 @@ std::vector<TimelineShare> timeline_shares(std::span<const TimelineRecord> recor
   }
   std::sort(blocks.begin(), blocks.end(), [](const Went& x, const Went& y) { return x.us < y.us; });
 
-  // All blocks of a launch go before those of the next one. A block that is there already begins another launch.
+  // The waits of all blocks of a launch end before those of the next one. A block that was seen already begins
+  // another launch.
   struct Seen {
     Went first;
     std::set<int> blocks;

@@ -7,7 +7,7 @@
 
 namespace tnd::gpu {
 
-// One of each file: kernels are compiled file by file.
+// One a file: kernels are compiled file by file.
 static __constant__ TimelinePlace timeline_place;
 static int timeline_set(const TimelinePlace& place) {
   return static_cast<int>(cudaMemcpyToSymbol(timeline_place, &place, sizeof place));
@@ -19,7 +19,7 @@ static __device__ __forceinline__ uint32_t timeline_clock() {
   asm volatile("mov.u32 %0, %%clock;" : "=r"(t)::"memory");
   return t;
 }
-// What is read before the wait, so that nothing but the clock stands between its end and what is noted.
+// Everything that is read before the wait, so that after it only the clock is read before noting.
 struct TimelineCame {
   TimelinePlace at;
   uint32_t clock;

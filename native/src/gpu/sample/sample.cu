@@ -94,7 +94,7 @@ TND_OUTLINE int32_t draw(const View& view, const uint64_t* keys, uint64_t low, f
 
 // ---- candidates that are all in the list, descending
 
-// How many of list[0 .. n) are finite: those in front.
+// Returns how many of list[0 .. n) are finite; these come first.
 TND_OUTLINE int finite_count(int n, Shared& s) {
   __syncthreads();
   if (threadIdx.x == 0) s.count = 0;
@@ -112,14 +112,14 @@ TND_OUTLINE void weigh_list(int n, float max, float temperature, Shared& s) {
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) {
     s.weights[i] = weight_of(value_of(s.list[i]), max, temperature);
-    s.ids[i] = s.list[i] << 32 | static_cast<uint32_t>(i);  // the lower half of a key falls with the token
+    s.ids[i] = s.list[i] << 32 | static_cast<uint32_t>(i);  // the lower half of a key decreases with the token
   }
   sort_keys(s.ids, n);
 }
 
 // Sum of the weights of the first `kept` of n candidates, those below min_p left out: by blocks of 1024 tokens, each
-// added ascending, and their sums ascending. Puts tokens (upper half) and weights, 0 of the left out, ascending into
-// the list.
+// added ascending, and their sums ascending. Writes tokens (upper half) and weights (0 of those left out) to the
+// list, ascending.
 TND_OUTLINE double sum_list(int n, int kept, float min_p, Shared& s) {
   __syncthreads();
 #pragma unroll 1
@@ -161,10 +161,10 @@ TND_OUTLINE int32_t draw_list(int n, double target, const Shared& s) {
     if (w > 0.0f) last = static_cast<int32_t>(token);
     if (w > 0.0f && before + sum > target) break;
   }
-  return last;  // of all, where rounding left none
+  return last;  // the last candidate, where rounding left none
 }
 
-// How many of list[0 .. n) it takes to reach `wanted`; at least one. `reached`: whether they do.
+// Returns how many of list[0 .. n) are needed to reach `wanted`; at least one. `reached`: whether they do.
 TND_OUTLINE int count_nucleus(int n, double wanted, Shared& s, bool* reached) {
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -212,7 +212,7 @@ TND_OUTLINE int32_t draw_all(const View& view, uint64_t low, float max, float te
     const float w = finite_key(key) && key >= low ? weight_of(value_of(key), max, temperature) : 0.0f;
     return w < min_p ? 0.0f : w;
   };
-  __syncthreads();  // all have the sum
+  __syncthreads();  // all threads have the sum
   if (threadIdx.x == 0) {
     double before = 0;
     int64_t block = 0;
@@ -233,7 +233,7 @@ TND_OUTLINE int32_t draw_all(const View& view, uint64_t low, float max, float te
     constexpr int kRuns = kBlock / kRun;
     const int lane = static_cast<int>(lane_id());
     const double begin = lane < kRuns ? scratch.runs[block * kRuns + lane] : 0.0;
-    const int run = __popc(ballot(lane > 0 && lane < kRuns && !(before + begin > target)));  // sums do not fall
+    const int run = __popc(ballot(lane > 0 && lane < kRuns && !(before + begin > target)));  // sums never decrease
     const int64_t first = block * kBlock + run * kRun;
 #pragma unroll 1
     for (int i = lane; i < kRun; i += TND_WARP) s.weights[i] = weight(first + i);
@@ -276,7 +276,7 @@ TND_OUTLINE int32_t choose_of_list(const ChooseRow& plan, int n, double total, b
   return s.count;
 }
 
-// Token of a row whose logits carry their penalties; for all threads.
+// The token of a row whose logits include their penalties; for all threads.
 TND_OUTLINE int32_t choose_token(const ChooseArgs& a, int64_t row, uint64_t best, const Scratch& scratch, Shared& s) {
   const ChooseRow& plan = a.plans[row];
   const View view = allowed_view(a, row);
@@ -433,8 +433,8 @@ uint64_t choose_scratch_bytes(int64_t vocab, int rows) {
 void launch_choose(Stream& stream, const ChooseArgs& args) {
   const unsigned rows = static_cast<unsigned>(args.rows);
   launch_choose_sums(stream, args);
-  // Also where no row wants a nucleus, which the plans alone say: a list of launches that changes with settings would
-  // be another graph for every size of a step.
+  // Launched even if no row has a nucleus, which only the plans tell: if the list of launches depended on settings,
+  // every size of a step would need a second graph.
   launch(stream, {.grid = {rows}, .block = {kThreads}, .overlap = true, .name = "choose_likely"}, choose_likely_kernel,
          args);
   launch_choose_nucleus(stream, args);

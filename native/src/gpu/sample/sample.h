@@ -1,5 +1,5 @@
 // Choice of tokens from logits on the device: argmax, top-k with log-probabilities and the sampler of docs/sampling.md,
-// with the bits of cpu/sample.cpp. Logits stay where they are; what comes back is a few numbers per row.
+// with the bits of cpu/sample.cpp. Logits stay on the device; a few numbers per row come back.
 #pragma once
 
 #include "core/backend.h"
@@ -14,7 +14,7 @@ struct ChooseResult {
   int32_t unused;
 };
 
-// What is wanted of a row: HeadRow in device form. Lists live in device memory.
+// What a row asks for: HeadRow in device form. Lists live in device memory.
 struct ChooseRow {
   uint32_t wants = 0;  // kWant*
   // Sampler; temperature 0 = argmax.
@@ -42,7 +42,7 @@ inline constexpr uint32_t kWantLogprob = 2;  // of the token
 inline constexpr uint32_t kWantScore = 4;
 inline constexpr uint32_t kWantRawSum = 8;    // log-softmax at temperature 1 is needed
 inline constexpr uint32_t kWantTopSum = 16;   // log-softmax at top_temperature (not 1) is needed
-inline constexpr uint32_t kWantPlainId = 32;  // nothing forbids or moves tokens: a row without a finite logit gives 0
+inline constexpr uint32_t kWantPlainId = 32;  // greedy, no mask, bias or penalty: token 0 if no logit is finite
 
 inline constexpr int kMaxTop = 1024;
 

@@ -1,18 +1,18 @@
-// Choices of tokens in kernels: what sample_sums.cu, sample_nucleus.cu and sample.cu share. Launches for all rows of a
-// head:
+// Choices of tokens in kernels: the parts that sample_sums.cu, sample_nucleus.cu and sample.cu share. Launches for all
+// rows of a head:
 //   maxima   best keys of every 256 and every 1024 tokens, raw and as a choice sees them
 //   sums     sums of exponentials of every 1024 tokens, in the orders that docs/sampling.md fixes
-//   likely   where top_p cuts candidates that top_k does not limit: the choice, if a short list holds what it keeps
-//   narrow   else, three times: which value is the last that it keeps
+//   likely where top_p cuts candidates that top_k does not limit: the choice, if a short list holds all that top_p
+//   keeps narrow else, three times: the last value that top_p keeps
 //   kept     sums of the weights that are left, in the same order
 //   choose   one block per row: merges, lists the top, draws
 // A *key* is a logit and its token as one integer that orders by likelihood: descending logit, ties ascending token.
-// The k most likely tokens are found without reading all logits again: a value that k of the 256-token maxima reach is
-// reached by k logits, so only parts whose maximum reaches it are looked through; what reaches it is sorted. When too
-// much does (large k, flat logits), a radix select finds the exact bound instead.
+// The k most likely tokens are found without reading all logits again. A value that k of the 256-token maxima reach is
+// reached by at least k logits, so only parts whose maximum reaches it are searched, and the logits that reach it are
+// sorted. When too many do (large k, flat logits), a radix select finds the exact bound instead.
 //
-// Bound: two reads of the logits from the second-level cache by all processors, then latency of the one block: a bit a
-// time for the bound, one read of some parts, chains of additions over the candidates or the blocks' sums.
+// Bound: two reads of the logits from the second-level cache by all processors, then the latency of one block: finding
+// the bound bit by bit, one read of some parts, chains of additions over the candidates or the blocks' sums.
 #pragma once
 
 #include "gpu/sample/sample.h"
@@ -22,7 +22,7 @@ namespace tnd::gpu {
 inline constexpr int kPart = 256;    // tokens of a maximum
 inline constexpr int kBlock = 1024;  // tokens of a sum; of the draw, too
 inline constexpr int kPartsPerBlock = kBlock / kPart;
-inline constexpr int kRun = 64;                        // of a block's running sum one is kept every so many tokens
+inline constexpr int kRun = 64;                        // tokens between kept values of a running sum
 inline constexpr uint32_t kKeyMinusInf = 0x007FFFFFu;  // upper half of the key of -inf
 inline constexpr float kMinTemperature = 0.001f;
 
@@ -33,7 +33,8 @@ constexpr int64_t blocks_of(int64_t vocab) {
   return (vocab + kBlock - 1) / kBlock;
 }
 
-// The last value that top_p keeps is found by its bits, from the highest on: sums of the weights by the next bits.
+// The last value that top_p keeps is found by its bits, from the highest on. Each pass sums the weights by the
+// next bits.
 inline constexpr int kNarrowPasses = 3;
 inline constexpr int kBins = 2048;
 TND_DEVICE int narrow_shift(int pass) {
@@ -61,11 +62,11 @@ TND_DEVICE void add_units(Units* sum, uint64_t units) {
   if (high != 0) atomicAdd(&sum->high, high);
 }
 
-// What a pass knows of the last value that top_p keeps.
+// The result of a pass about the last value that top_p keeps.
 struct Narrowed {
   double total;    // of all candidates' weights
-  uint64_t goal;   // that many units are kept
-  uint64_t above;  // units of what is above all values that have these bits
+  uint64_t goal;   // units that are kept
+  uint64_t above;  // units of the values above all that begin with these bits
   uint32_t bits;   // of the value, from the highest on
   int32_t open;    // 0 = no more passes: the token is known, or the definition decides; else what is kept after the
                    // last pass are the candidates from `bits` on
@@ -137,7 +138,7 @@ TND_DEVICE bool bit(const uint32_t* bits, int64_t i) {
   return (bits[i >> 5] >> (i & 31) & 1u) != 0;
 }
 
-// The logits of a row as a choice sees them.
+// The logits of a row, with masks, as a choice uses them.
 struct View {
   const float* x;
   int vocab;
@@ -157,12 +158,12 @@ TND_DEVICE View allowed_view(const ChooseArgs& a, int64_t row) {
   return View{a.logits + row * a.stride, a.vocab, a.plans[row].mask, a.never};
 }
 
-// Four logits from `token`, a multiple of four, on; rows end at a multiple of 16,
-// what lies behind the vocabulary is anything.
+// Four logits from `token`, a multiple of four, on; rows end at a multiple of 16, and values after the vocabulary
+// are unspecified.
 TND_DEVICE float4 four_logits(const float* x, int64_t token, int vocab) {
   return token < vocab ? *reinterpret_cast<const float4*>(x + token) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 }
-// Best key of four tokens, 0 of those behind the vocabulary.
+// Best key of four tokens; those after the vocabulary count as 0.
 TND_DEVICE uint64_t best_of_four(const View& view, const float (&v)[4], int64_t token) {
   uint64_t best = 0;
 #pragma unroll
@@ -177,18 +178,18 @@ TND_DEVICE float weight_of(float x, float max, float temperature) {
   return exp_f32(temperature == 1.0f ? shifted : shifted / temperature);
 }
 
-// Whether a choice takes all tokens as candidates, none by rank.
+// Says whether all tokens are candidates: top_k limits none.
 TND_DEVICE bool takes_all(const ChooseRow& p, int vocab) {
   return (p.wants & kWantToken) != 0 && p.temperature > 0.0f && !(p.top_k > 0 && p.top_k < vocab);
 }
-// Whether top_p cuts candidates out of all tokens.
+// Says whether top_p selects candidates from all tokens.
 TND_DEVICE bool takes_nucleus(const ChooseRow& p, int vocab) {
   return takes_all(p, vocab) && p.top_p < 1.0f;
 }
 TND_DEVICE float temperature_of(const ChooseRow& p) {
   return p.temperature > kMinTemperature ? p.temperature : kMinTemperature;
 }
-// Weights below it are dropped before the sum that comes first: that of top_p is over all.
+// The min_p of the first sum: weights below it are dropped before. It is 0 with top_p, whose sum is over all.
 TND_DEVICE float first_min_p(const ChooseRow& p) {
   return p.top_p < 1.0f ? 0.0f : p.min_p;
 }
@@ -196,8 +197,8 @@ TND_DEVICE float first_min_p(const ChooseRow& p) {
 TND_DEVICE bool moves(const ChooseRow& p) {
   return p.n_bias + p.n_history > 0;
 }
-// Steps 1 and 2 of docs/sampling.md in place, for tokens [first, first + n), whose logits are at x; `undo` keeps what
-// was there unless it is nullptr. By THREADS threads; begins and ends with a barrier.
+// Steps 1 and 2 of docs/sampling.md in place, for tokens [first, first + n), whose logits are at x; `undo` gets the old
+// values unless it is nullptr. By THREADS threads; begins and ends with a barrier.
 template <int THREADS>
 TND_OUTLINE void move_logits(const ChooseRow& p, float* x, int64_t first, int64_t n, float* undo) {
   __syncthreads();
@@ -257,8 +258,8 @@ TND_DEVICE void move_four(const ChooseArgs& a, const ChooseRow& plan, int64_t fi
   for (int i = 0; i < 4; ++i) v[i] = mine[i];
 }
 
-// Weight of a token, with logit x, in a choice among the values whose keys have at least `least` as upper half; 0 of
-// one that is left out. `token` may lie behind the vocabulary.
+// Weight of a token, with logit x, in a choice among the values whose keys have an upper half of at least `least`; 0 if
+// it is left out. `token` may lie after the vocabulary.
 TND_DEVICE float weight_in_choice(const View& view, float x, int64_t token, uint32_t least, float max,
                                   float temperature, float min_p) {
   float w = 0.0f;
@@ -269,7 +270,7 @@ TND_DEVICE float weight_in_choice(const View& view, float x, int64_t token, uint
   return w < min_p ? 0.0f : w;
 }
 
-// Ascending sum of a block's weights, which its sums at the beginnings of runs lead to; by one thread.
+// Ascending sum of a block's weights; stores the running sums at the beginnings of runs. By one thread.
 TND_DEVICE double sum_ascending(const float* weights, double* runs) {
   double sum = 0;
 #pragma unroll 1

@@ -11,7 +11,7 @@ static_assert(kMaxTop <= kList);
 
 struct Shared {
   uint64_t list[kList];
-  uint64_t ids[kList];  // order by token; parts to look through; sums
+  uint64_t ids[kList];  // order by token; parts to search; sums
   float weights[kList];
   uint32_t histogram[256];
   uint32_t counts[32];
@@ -29,7 +29,7 @@ TND_DEVICE int power_of_two(int n) {
 
 // Sorts the distinct keys list[0 .. n) descending. Begins and ends with a barrier.
 TND_OUTLINE void sort_keys(uint64_t* list, int n) {
-  constexpr int kByRank = 256;  // up to here every key finds its place by counting the larger ones
+  constexpr int kByRank = 256;  // up to this many, a key's place is found by counting the larger ones
   const int tid = static_cast<int>(threadIdx.x);
   __syncthreads();
   if (n <= kByRank) {
@@ -88,7 +88,7 @@ TND_OUTLINE int collect(const View& view, const uint64_t* keys, uint64_t low, ui
       float4 x[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) x[half] = four_logits(view.x, first + half * (kPart / 2), view.vocab);
-      uint32_t reach = 0;  // what may reach the bound; few do
+      uint32_t reach = 0;  // which of the lane's eight logits may reach the bound; few do
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float v[4] = {x[half].x, x[half].y, x[half].z, x[half].w};
@@ -113,7 +113,7 @@ TND_OUTLINE int collect(const View& view, const uint64_t* keys, uint64_t low, ui
   return s.count;
 }
 
-// A value that at least k of the parts' keys reach, and few more if that comes cheap: the smallest key of its logit.
+// The smallest key of a logit that at least k of the parts' keys reach, and few more where that costs little.
 // 1 <= k <= parts <= kList.
 TND_OUTLINE uint64_t bound_of(const uint64_t* keys, int parts, int k, Shared& s) {
   constexpr int kMine = kList / kThreads;

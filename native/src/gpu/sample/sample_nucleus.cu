@@ -1,7 +1,7 @@
-// What top_p keeps of all tokens, by all processors (sample_device.cuh). The definition adds candidates in their order;
-// here the last value that is kept is found by integer sums of the weights of what has the same highest bits, 11, 11
-// and 10 of them. Where rounding of the definition's sums could decide, or a part of the tokens that share the value is
-// kept, choose_kernel goes by the definition.
+// The tokens that top_p keeps of all tokens, by all processors (sample_device.cuh). The definition adds candidates in
+// their order. Here the last value that is kept is found by integer sums over values that share their highest bits: 11,
+// 11 and 10 of them. Where rounding of the definition's sums could decide, or only some of the tokens that share the
+// value are kept, choose_kernel follows the definition.
 //
 // Bound: four reads of the logits from the second-level cache, and the chain of a block's additions.
 #include "gpu/sample/sample_device.cuh"
@@ -58,7 +58,7 @@ TND_DEVICE int reaching_bin(const Units* bins, uint64_t above, uint64_t goal, Ro
   return room.bin;
 }
 
-// What is known after `pass`, which has filled its bins; by all threads of every block, so that none waits for another.
+// The result of `pass`, which has filled its bins; by all threads of every block, so that none waits for another.
 TND_OUTLINE Narrowed narrowed_by(int pass, const Scratch& s, Room& room) {
   Narrowed now = s.narrowed[pass];
   if (now.open == 0) return now;
@@ -72,7 +72,7 @@ TND_OUTLINE Narrowed narrowed_by(int pass, const Scratch& s, Room& room) {
   return now;
 }
 
-// The four logits of a thread in a block of tokens, as a choice sees them.
+// The four logits of a thread in a block of tokens, with bias and penalties.
 TND_DEVICE void read_four(const ChooseArgs& a, const ChooseRow& plan, int64_t row, int64_t block, float (&v)[4],
                           Room& room) {
   const int64_t first = block * kBlock, token = first + static_cast<int>(threadIdx.x) * 4;
@@ -123,8 +123,8 @@ __global__ void __launch_bounds__(kReadThreads, 4) choose_narrow_kernel(ChooseAr
   }
 }
 
-// Whether the integers decide: the definition's sum of n weights is off the true one by at most n 2^-53 of the total,
-// the integers by n units; and all tokens that have the value are kept.
+// Says whether the integers decide, and all tokens that have the value are kept. The definition's sum of n weights
+// differs from the true one by at most n 2^-53 of the total, the integer sum by at most n units.
 TND_DEVICE bool is_decided(const Narrowed& last, uint64_t alike_units, float max, float temperature, int vocab) {
   const uint64_t n = static_cast<uint64_t>(vocab);
   const uint64_t doubt = 2 * n + static_cast<uint64_t>(static_cast<double>(n) * last.total * 0x1p-8);
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kReadThreads, 4) choose_kept_kernel(ChooseArgs
 
 void launch_choose_nucleus(Stream& stream, const ChooseArgs& args) {
   const unsigned rows = static_cast<unsigned>(args.rows), blocks = static_cast<unsigned>(blocks_of(args.vocab));
-  // Every block goes through the bins of the pass before: with many rows fewer blocks do.
+  // Every block reads the bins of the pass before, so with many rows there are fewer blocks.
   const unsigned grid = args.rows < 5 ? blocks : (blocks + 3) / 4;
   for (int pass = 0; pass < kNarrowPasses; ++pass) {
     launch(stream, {.grid = {grid, rows}, .block = {kReadThreads}, .overlap = true, .name = "choose_narrow"},

@@ -1,4 +1,4 @@
-// The candidates that top_p keeps where they do not fit the list: the rows of a choice with flat logits.
+// The candidates that top_p keeps where they do not fit the list: rows with flat logits.
 #pragma once
 
 #include "gpu/sample/sample_list.cuh"
@@ -22,7 +22,7 @@ TND_OUTLINE uint64_t nucleus_in_order(const View& view, const uint64_t* keys, in
       sort_keys(s.list, batch);
     }
     if (threadIdx.x == 0) {
-      // The kept ones end before `count`; reaching the batch's end without enough asks for the next batch.
+      // The kept candidates end before `count`. If the batch ends before the sum is reached, the next batch follows.
       int kept = 0;
       while (kept < batch && finite_key(s.list[kept]) && sum < wanted) {
         sum += static_cast<double>(weight_of(value_of(s.list[kept]), max, temperature));
@@ -64,10 +64,10 @@ TND_DEVICE void add_over_block(uint64_t (&sum)[N], Shared& s) {
   __syncthreads();
 }
 
-// nucleus_by_value finds what nucleus_in_order returns without the order: it divides the interval of values that holds
-// the last kept candidate, eight parts a pass, by the integer sums of what lies above. Only candidates whose key is at
-// least `least` count; `total` is the sum of their weights. False if rounding could decide: the definition's sum of n
-// weights is off the true one by at most n 2^-53 of the total, the integers by n units.
+// nucleus_by_value returns the same key as nucleus_in_order, without sorting: it divides the interval of values that
+// holds the last kept candidate into eight parts a pass, by the integer sums of the values above. Only candidates whose
+// key is at least `least` count; `total` is the sum of their weights. False if rounding could decide: the definition's
+// sum of n weights differs from the true one by at most n 2^-53 of the total, the integer sum by at most n units.
 TND_OUTLINE bool nucleus_by_value(const View& view, const uint64_t* keys, uint64_t least, float max, float temperature,
                                   double wanted, double total, uint64_t* low, Shared& s) {
   constexpr int kCuts = 7;
@@ -81,7 +81,7 @@ TND_OUTLINE bool nucleus_by_value(const View& view, const uint64_t* keys, uint64
 #pragma unroll 1
     for (int64_t first = int64_t{threadIdx.x} * 4; first < view.vocab; first += kThreads * 4) {
       const float v[4] = {x.x, x.y, x.z, x.w};
-      x = four_logits(view.x, first + kThreads * 4, view.vocab);  // on its way meanwhile
+      x = four_logits(view.x, first + kThreads * 4, view.vocab);  // read ahead
       if (keys[first / kPart] < bound) continue;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -90,8 +90,8 @@ TND_OUTLINE bool nucleus_by_value(const View& view, const uint64_t* keys, uint64
       }
     }
   };
-  // Values are upper halves of keys. What is not below `end` sums up to `above`, less than the goal; what is not below
-  // `from` reaches it.
+  // Values are upper halves of keys. The weights of values >= `end` sum to `above`, less than the goal; those of values
+  // >= `from` reach it.
   if (goal == 0 || n >= kMostTokens) return false;
   uint32_t from = static_cast<uint32_t>(larger(least >> 32, kKeyMinusInf + uint64_t{1}));
   uint32_t end = static_cast<uint32_t>(key_of(max, 0) >> 32) + 1;
@@ -123,7 +123,7 @@ TND_OUTLINE bool nucleus_by_value(const View& view, const uint64_t* keys, uint64
     end = next_end, above = next_above;
     if (from >= end) return false;
   }
-  // One value is left; of those that have it, the lower tokens are kept.
+  // One value is left; of the tokens that have it, the lower ones are kept.
   uint64_t alike[1] = {};
   each(from, [&](uint64_t key) { alike[0] += key >> 32 == from ? 1 : 0; });
   add_over_block(alike, s);

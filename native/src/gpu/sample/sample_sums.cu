@@ -54,9 +54,10 @@ __global__ void __launch_bounds__(kReadThreads, 4) choose_maxima_kernel(ChooseAr
 
 // ---- sums
 
-// Sums are of BLOCKS blocks of tokens a thread block: as many chains of additions run side by side, but fewer blocks.
+// A thread block sums BLOCKS blocks of tokens: that many chains of additions run side by side, but there are fewer
+// thread blocks.
 constexpr int kManyBlocks = 4;
-constexpr int kManyRows = 5;  // that make up for it
+constexpr int kManyRows = 5;  // rows from which on that is faster
 template <int BLOCKS>
 using BlockRoom = float[BLOCKS][kBlock + 1];  // blocks start on different banks
 

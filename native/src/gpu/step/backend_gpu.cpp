@@ -17,12 +17,12 @@ namespace tnd::gpu {
 namespace {
 
 constexpr int kDeltaGroups = 4;  // sequences whose saved states exist at a time
-constexpr int kGraphRows = 64;   // wider steps are prompts: their launches are few against their work
-constexpr int kActsRows = 128;   // that kernels for rows of prompts read at a time
+constexpr int kGraphRows = 64;   // wider steps are prompts, where launches cost little beside the work
+constexpr int kActsRows = 128;   // rows that kernels for prompts read at a time
 constexpr uint64_t kDeviceAlign = 256;
 constexpr int kMaxPath = 128;  // rows of a commit: max_tree_rows
 
-// Keys of what layers have in common (Recorder::put_same).
+// Keys of the data that layers have in common (Recorder::put_same).
 enum Key {
   kAttentionRows,
   kAttentionTails,
@@ -48,9 +48,9 @@ std::unique_ptr<Acts> GpuBackend::acts(Arena& arena, int64_t max_k, int max_rows
   return acts_of(arena, max_k, max_rows, forms, prompt_inputs(info_) != Prompt::kNone);
 }
 
-// Where rows of prompts have inputs of their own they take the memory of those that they replace, so rows of both
-// contracts in a step get buffers one behind the other (parts()), each of a multiple of 128 rows, or of 64: together at
-// most kActsRows rows more than the rows of all.
+// Where rows of prompts have their own forms of inputs, these share the memory of the forms that they replace. Rows of
+// both contracts in a step therefore get consecutive buffers (parts()), each of a multiple of 128 rows, or of 64:
+// together at most kActsRows rows more than the step has.
 std::unique_ptr<Acts> GpuBackend::acts_of(Arena& arena, int64_t max_k, int max_rows, InputForms forms,
                                           bool prompts) const {
   auto a = std::make_unique<GpuActs>();
@@ -141,7 +141,7 @@ void GpuBackend::plan_scratch(Arena& arena, const ScratchLimits& limits) {
     choose_scratch_ = take(choose_scratch_bytes(vocab, limits.head_rows));
   }
   // Plans: rows of attention and DeltaNet with their ancestors, page tables, positions, tokens, transfers; loose:
-  // masks, and one row's bias and penalty lists at their longest. Results: features, one row of logits; loose: numbers
+  // masks, and the longest bias and penalty lists of one row. Results: features, one row of logits; loose: numbers
   // per row.
   constexpr uint64_t kMiB = uint64_t{1} << 20;
   const int64_t pages = limits.score.q_heads > 0 ? kv_pages(limits.score.kv.capacity) : limits.pages;
@@ -454,7 +454,7 @@ void GpuBackend::swiglu(const float* gate, const float* up, int rows, int64_t di
 
 namespace {
 
-// Room for the plans of chunks: each chain's own lists at worst.
+// Room for the plans of chunks, for the worst case that each chain has its own lists.
 uint64_t chunk_plan_bytes(std::span<const DeltaGroup> groups, int capacity) {
   uint64_t bytes = 0;
   if (capacity == 0) return bytes;
@@ -573,7 +573,7 @@ void GpuBackend::delta_commit(const DeltaShape& shape, std::span<const DeltaStat
 
 // Steps of trees of any shape have equal lists: tiles without rows come at the end.
 void GpuBackend::pad_tiles(size_t groups, int rows) {
-  constexpr int kTailRows = 16;  // that share a tail: a block or two of tiles, however few they are
+  constexpr int kTailRows = 16;  // rows that share a tail: a block or two of tiles, whatever their number
   constexpr int kFewTails = 8;
   AttentionStep& step = attention_;
   groups = group_bucket(groups);

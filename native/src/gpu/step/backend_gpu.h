@@ -1,9 +1,9 @@
-// The backend of a GPU: core/backend.h over the kernels of this folder. One class for CUDA, HIP and the emulation; it
+// The backend of a GPU: core/backend.h by the kernels of native/src/gpu. One class for CUDA, HIP and the emulation; it
 // names no vendor.
 //
-// Calls record (backend_record.h); sync() runs what was recorded and hands out results. Large transfers (weights,
-// snapshots, prompts' features) do not fit the step's buffers: they run what is recorded and then go through a staging
-// buffer piece by piece.
+// Calls record operations (backend_record.h); sync() runs them and hands out results. Large transfers (weights,
+// snapshots, prompts' features) do not fit the step's buffers: they first run what is recorded, and then go through a
+// staging buffer piece by piece.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,7 @@ struct GpuActs final : Acts {
   InputForms forms = 0;
   ActsView view;               // all of it, for rows of one contract
   ActsView other;              // pairs alone, for a product that writes the next one's inputs while it reads its own
-  bool in_other = false;       // what was written last
+  bool in_other = false;       // `other` was written last
   mutable bool stale = false;  // not written: the norm of these rows became part of the products that read them
 };
 
@@ -53,7 +53,7 @@ class GpuBackend final : public Backend {
   std::string numerics() const override;
   bool prompt_bits() const override {
     return true;
-  }  // on some devices only some kernels differ, none promises equality
+  }  // on some devices only some kernels differ, but no device guarantees equality
   std::string device() const override;
   uint64_t free_bytes() const override;
   Status allocate(uint64_t bytes, void** base) override;
@@ -112,14 +112,14 @@ class GpuBackend final : public Backend {
 
  private:
   // Rows of an operation as it is recorded: those of its bucket, and in device memory how many are in use. Rows of
-  // prompts, and steps with such rows, are recorded as they are: live is nullptr.
+  // prompts, and steps with such rows, are recorded with their exact number: live is nullptr.
   struct Rows {
     int most = 0;
     const int32_t* live = nullptr;
   };
   // bucketed comes after the operation's reserve(), if it has one.
   Rows bucketed(int rows);
-  // Rows [first, first + rows) of an operation, which have one contract, and the inputs that they are.
+  // Rows [first, first + rows) of an operation, which have one contract, and their inputs.
   struct Part {
     int first = 0, rows = 0;
     ActsView acts;
@@ -131,16 +131,16 @@ class GpuBackend final : public Backend {
     const Part* end() const { return part + count; }
     bool mixed() const { return count > 1; }
   };
-  // parts returns the buffer as `rows` rows of an operation are written to it and read: rows of prompts and rows of
-  // decoding that meet in a step share its memory.
+  // parts divides the buffer for `rows` rows of an operation: rows of prompts and rows of decoding in one step share
+  // its memory.
   Parts parts(const Acts& acts, int rows) const;
-  // outputs says that `rows` rows are about to be written to it, and returns it so.
+  // outputs returns parts() of a buffer to which `rows` rows are written next, and marks it as written.
   Parts outputs(Acts* acts, int rows) const;
   std::unique_ptr<Acts> acts_of(Arena& arena, int64_t max_k, int max_rows, InputForms forms, bool prompts) const;
-  // norm_in_product takes the norm that was recorded last back, if the products can read its rows themselves.
+  // norm_in_product removes the norm that was recorded last, if the products can read its rows themselves.
   NormInput norm_in_product(std::span<const Product> products, const Parts& in, int rows);
   void matmul_part(std::span<const Product> products, const Part& part, const Rows& rows, const NormInput& norm);
-  // swiglu_in_product lets the product that was recorded last write its inputs, if that can be.
+  // swiglu_in_product makes the product that was recorded last write the next one's inputs, if its kernel can.
   bool swiglu_in_product(const float* gate, const float* up, int rows, int64_t dim, InputForms forms, Acts* out);
   // pad_tiles brings the plan of a step's attention to the sizes of its buckets.
   void pad_tiles(size_t groups, int rows);
@@ -160,7 +160,7 @@ class GpuBackend final : public Backend {
   Stream stream_;
   Recorder recorder_;
   std::map<void*, uint64_t> regions_;
-  uint8_t* stage_ = nullptr;             // host, for transfers that pass the step's buffers by
+  uint8_t* stage_ = nullptr;             // host, for transfers that bypass the step's buffers
   std::unique_ptr<ThreadPool> packers_;  // of weights, while a model loads
 
   int prompt_rows_ = 0, step_rows_ = 0;  // of the step: its first, and all

@@ -1,4 +1,4 @@
-// Head of a GPU backend: final norm of the wanted rows, product with the vocabulary, choice of tokens on the device.
+// Head of a GPU backend: final norm of the requested rows, product with the vocabulary, choice of tokens on the device.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -53,7 +53,7 @@ void GpuBackend::head_rows(const HeadArgs& args, const HeadRow* rows, int n) {
   choose_rows(args, rows, n);
 }
 
-// Chooses for rows [0, n) of the logits, as many at a time as their lists fit the plan.
+// Chooses for rows [0, n) of the logits, at a time as many as have room for their lists in the plan.
 void GpuBackend::choose_rows(const HeadArgs& args, const HeadRow* rows, int n) {
   const int64_t vocab = args.w->n;
   const uint64_t words = static_cast<uint64_t>(vocab + 31) / 32;
@@ -84,7 +84,7 @@ void GpuBackend::choose_rows(const HeadArgs& args, const HeadRow* rows, int n) {
     if (!recorder_.reserve(sizes)) return;
     choices_.clear();
     bool anything = false;
-    const uint32_t *mask = nullptr, *placed = nullptr;  // the last row's: neighbours may share one
+    const uint32_t *mask = nullptr, *placed = nullptr;  // the last row's: consecutive rows may share one
     for (int i = 0; i < count; ++i) {
       const HeadRow& r = rows[first + i];
       ChooseRow c = plan_choice(r);

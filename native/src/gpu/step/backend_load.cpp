@@ -43,7 +43,7 @@ std::string GpuBackend::device() const {
   return text + ")";
 }
 
-// The kind of device is part of it: sums inside a matrix instruction are the vendor's.
+// The kind of device is part of it: the order of sums inside a matrix instruction is the vendor's.
 std::string GpuBackend::numerics() const {
   std::string text = std::string(api_name()) + " " + std::to_string(info_.major) + "." + std::to_string(info_.minor);
   text += " matmul=1 float=";
@@ -81,7 +81,7 @@ Status GpuBackend::allocate(uint64_t bytes, void** base) {
 void GpuBackend::release(void* base) {
   const auto it = regions_.find(base);
   if (it == regions_.end()) return;
-  // What is recorded may point there; a failure stays in the stream and comes out of the next sync.
+  // Recorded operations may point there; a failure stays in the stream, and the next sync returns it.
   (void)recorder_.flush();
   device_free(base);
   regions_.erase(it);

@@ -17,7 +17,7 @@ Recorder::~Recorder() {
 
 Status Recorder::set_memory(void* plan, void* results, const Sizes& sizes) {
   TND_TRY(flush());
-  entries_.clear();  // their pointers lead to the old buffers
+  entries_.clear();  // they point to the old buffers
   const auto give = [](void* device, uint64_t bytes, uint64_t loose, Part* part, Part* loose_part) -> Status {
     host_free(part->host);
     part->host = nullptr;
@@ -129,7 +129,7 @@ void* Recorder::append(const Call& call, const void* args, size_t bytes) {
   used_ += words;
   if (used_ > list_.size()) list_.resize(std::max<size_t>(2 * list_.size(), used_ + 4096));
   unsigned char* to = list_[last_].bytes;
-  list_[last_ + 1] = list_[used_ - 1] = Word{};  // what head and arguments leave over
+  list_[last_ + 1] = list_[used_ - 1] = Word{};  // padding after head and arguments
   const Head head{call, words};
   std::memcpy(to, &head, sizeof head);
   std::memcpy(to + 2 * kWord, args, bytes);
@@ -143,7 +143,7 @@ void* Recorder::last_of(void (*operation)()) {
   return call.operation == operation ? &list_[last_ + 2] : nullptr;
 }
 
-// The step: plans to the device, the list, results to the host. What is large goes by a copy engine.
+// The step: plans to the device, the list, results to the host. Large parts go by a copy engine.
 void Recorder::run_list(const uint8_t* plan_host, const Sizes& copied) {
   constexpr uint64_t kLarge = 128 << 10;
   const auto small = [](uint64_t bytes) { return bytes > kLarge ? 0 : bytes; };
@@ -173,8 +173,8 @@ void Recorder::run_list(const uint8_t* plan_host, const Sizes& copied) {
                             reinterpret_cast<uint64_t*>(plan_.device)});
 }
 
-// Steps, so that plans and results that differ a little in size are one graph: 16 KB, 32 KB, then multiples of 64 KB;
-// nothing where nothing is used.
+// Rounded up, so that plans and results that differ a little in size share a graph: 0, 16 KB, 32 KB, then multiples of
+// 64 KB.
 Recorder::Sizes Recorder::used() const {
   const auto rounded = [](const Part& part) {
     constexpr uint64_t kStep = 16 << 10;
@@ -184,8 +184,8 @@ Recorder::Sizes Recorder::used() const {
   return {rounded(plan_), rounded(results_), rounded(loose_plan_), rounded(loose_results_)};
 }
 
-// A graph serves steps that need as much as it copies, or less, but not if most of it went unused: those are another
-// graph. One that copies a little too little grows.
+// A graph serves steps that need as much as it copies, or less; steps that need far less get another graph. A graph
+// that copies slightly too little grows.
 Recorder::Entry* Recorder::entry_of(const uint8_t* plan_host) {
   constexpr uint64_t kLittle = 64 << 10, kFar = 4;
   static constexpr uint64_t Sizes::* kParts[] = {&Sizes::plan, &Sizes::results, &Sizes::loose_plan,
@@ -234,8 +234,8 @@ void Recorder::run_graph(Entry* entry) {
   stats_->add(Counter::kGraphRuns, 1);
 }
 
-// Runs the list as a graph from its second time on: the first may be the only one (prompts of odd lengths), and it
-// warms up what a vendor's library does at the first launch of a kernel.
+// Runs the list as a graph from its second time on. The first time may be the only one (prompts of odd lengths), and it
+// takes the set-up that a vendor's library does at the first launch of a kernel.
 void Recorder::submit(uint8_t* plan_host) {
   ++number_;
   std::memcpy(plan_host, &number_, sizeof number_);
@@ -284,7 +284,7 @@ void Recorder::forget() {
   downloads_.clear();
   for (Kept& k : kept_) k = Kept();
   counts_at_ = counts_ = 0;
-  plan_.used = kAlign;  // behind the number of the step
+  plan_.used = kAlign;  // after the number of the step
   results_.used = loose_plan_.used = loose_results_.used = 0;
 }
 

@@ -28,7 +28,7 @@ void GpuBackend::score_chunk(const AttentionLayer& w, const ScoreChunk& c, const
                              Acts* out) {
   const bool last = io.q == nullptr;
   AttentionLayer layer = w;
-  if (!c.rotated || last) {  // the keys alone, so that the scores see them before attention rotates them
+  if (!c.rotated || last) {  // the keys alone, so that scores use them before attention rotates them
     HeadsArgs& keys = recorder_.add(launch_heads);
     keys.kv = w.kv;
     keys.rope_dims = w.rope_dims;
@@ -63,11 +63,11 @@ void GpuBackend::score_chunk(const AttentionLayer& w, const ScoreChunk& c, const
     score_rows_[static_cast<size_t>(r)].past = c.first + r + 1;
   }
   const KvCache cache{c.kv, static_cast<uint8_t*>(c.kv) + kv_cache_bytes(w.kv, true)};
-  const int32_t pages = kv_pages(c.first + c.rows);  // as they follow each other
+  const int32_t pages = kv_pages(c.first + c.rows);  // in ascending order
   while (static_cast<int32_t>(score_pages_.size()) < pages) {
     score_pages_.push_back(static_cast<int32_t>(score_pages_.size()));
   }
-  // Nothing is old: chunks and layers before share the cache.
+  // No key is old: earlier chunks and layers share the cache.
   const AttentionGroupPlan group{0, c.rows, score_pages_.data(), pages};
   attention(layer, 0, {std::span<const AttentionGroupPlan>(&group, 1), score_rows_.data(), &cache, c.rope}, c.rows, io,
             forms, out);

@@ -1,7 +1,7 @@
 // Buckets of a step's sizes: steps whose rows, groups, tiles and tables fall in the same buckets record the same list
 // (backend_record.h) and so replay one graph. Launches are made for the largest size of the bucket; kernels read the
-// real one from the plan, and blocks beyond it return at once, so that what a row computes and costs stays the same.
-// Kernels that are chosen by a number of rows (README.md) change at the ends of these buckets only.
+// real size from the plan, and blocks beyond it return at once, so a row computes and costs the same. Where the number
+// of rows chooses a kernel (README.md), the choice changes at the ends of these buckets only.
 #pragma once
 
 #include <algorithm>
@@ -23,20 +23,20 @@ constexpr size_t group_bucket(size_t groups) {
   return groups <= 1 ? 1 : (groups + 3) / 4 * 4;
 }
 
-// tile_bucket is for tiles of attention: as many as groups where each has one, else as many as rows. `few` rows or
-// fewer have the second bucket alone.
+// tile_bucket is for tiles of attention: as many as groups where each group has one, else as many as rows. Steps of at
+// most `few` rows always use the second.
 constexpr size_t tile_bucket(size_t tiles, size_t groups, int rows, int few) {
   return rows > few && tiles <= groups ? groups : std::max(tiles, static_cast<size_t>(rows));
 }
 
-// share_bucket is for the rows of the largest tile of attention, a power of two; of those that share a tail no less
-// than `least`, because a block takes that many.
+// share_bucket is for the rows of the largest tile of attention, a power of two; of those that share a tail at least
+// `least`, because a block takes that many.
 constexpr int share_bucket(int rows, int least = 1) {
   return static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::max(rows, least))));
 }
 
-// table_bucket is for page tables: 256 entries, then four times as many each. Ancestors of rows have rows^2 entries at
-// most, which is small up to 64 rows.
+// table_bucket is for page tables: 256 entries, then four times as many each. Ancestors of rows have at most rows^2
+// entries, which is small up to 64 rows.
 constexpr size_t table_bucket(size_t entries) {
   size_t n = 256;
   while (n < entries) n *= 4;
