@@ -104,7 +104,6 @@ func (w *WorkerFlags) validate() error {
 	}{{"threads", w.Threads}, {"draft-threads", w.DraftThreads}, {"lanes", w.Lanes},
 		{"kv-positions", w.KVPositions},
 		{"ddtree-budget", w.DDTreeBudget}, {"chunk", w.Chunk}, {"max-token-gap-ms", w.MaxTokenGapMS},
-		{"fa-window", w.FAWindow},
 		{"prefix-cache-ram-mb", w.PrefixCacheRAMMB}, {"prefix-cache-slots", w.PrefixCacheSlots},
 		{"kv-cache-interval", w.KVCacheInterval}, {"kv-cache-cold-max", w.KVCacheColdMax}} {
 		if f.value < 0 {
@@ -123,9 +122,7 @@ func (w *WorkerFlags) validate() error {
 		problems = append(problems, errors.New("--kv-cache-dir: what is on disk goes through memory, "+
 			"--prefix-cache-ram-mb and --prefix-cache-slots must not be 0"))
 	}
-	if err := workernode.CheckParkAfter(w.ParkAfter); err != nil {
-		problems = append(problems, err)
-	}
+	problems = append(problems, workernode.CheckParkAfter(w.ParkAfter), workernode.CheckWindow(w.FAWindow))
 	if _, err := procwatch.ParseLimit(w.HangTimeout); err != nil {
 		problems = append(problems, fmt.Errorf("--hang-timeout: %w", err))
 	}

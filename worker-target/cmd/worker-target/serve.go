@@ -69,7 +69,7 @@ const mostPrefixes = 1024
 
 // Validate reports every setting that cannot work.
 func (c *serveCmd) Validate() error {
-	if err := errors.Join(c.Flags.Validate(), c.Pool(int(c.MaxCtx)),
+	if err := errors.Join(c.Flags.Validate(), c.Pool(int(c.MaxCtx)), workernode.CheckWindow(c.FAWindow),
 		c.StageFlags.validate(&c.Flags)); err != nil {
 		return err
 	}
@@ -92,8 +92,6 @@ func (c *serveCmd) Validate() error {
 		return fmt.Errorf("--kv-cache-min-tokens: must be >= 1, got %d", c.KVCacheMinTokens)
 	case c.DDTreeBudget < 1:
 		return fmt.Errorf("--ddtree-budget: must be >= 1, got %d", c.DDTreeBudget)
-	case c.FAWindow != 0 && (c.FAWindow < engine.LeastWindow || c.FAWindow > engine.MostWindow):
-		return fmt.Errorf("--fa-window: must be 0 or in %d..%d, got %d", engine.LeastWindow, engine.MostWindow, c.FAWindow)
 	case c.FeatureRows < 64:
 		return fmt.Errorf("--feature-rows: must be >= 64, got %d", c.FeatureRows)
 	case c.MaxTokenGapMS < 0 || c.MaxTokenGapMS > 60_000:
