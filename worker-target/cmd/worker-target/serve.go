@@ -45,7 +45,7 @@ type serveCmd struct {
 	Chunk         int           `was:"prefill-chunk" help:"Most prompt tokens that one prefill step reads, rounded down to a multiple of 64 and at least 64; 0 = as many as the engine takes. It changes no output." default:"0"`
 	DDTreeBudget  int           `name:"ddtree-budget" was:"tree-budget" help:"Nodes of draft trees when a request does not say; automatic speculation finds its own." default:"22"`
 	FeatureRows   int           `help:"Positions of features kept per request for a draft that comes back." default:"4096"`
-	FAWindow      int           `name:"fa-window" help:"Newest positions whose keys and values a token of the target reads in layers of full attention, at least 128; 0 = all. Long contexts decode faster, but what lies further back is out of sight: answers change." default:"0"`
+	FAWindow      int           `name:"fa-window" help:"Newest positions whose keys and values a token of the target reads in layers of full attention, at least 128; 0 = all. Long contexts decode faster and take less memory, but what lies further back is out of sight: answers change." default:"0"`
 	MaxTokenGapMS int           `name:"max-token-gap-ms" help:"Longest wait of a running stream between two tokens while prompts are read, in milliseconds; 0 = 4 times its own step, at least 50." default:"0"`
 	DraftDeadline time.Duration `help:"Longest wait for a proposal." default:"400ms"`
 	Lookup        bool          `help:"Let automatic speculation propose what followed the newest tokens where they stood in prompt or answer before; it needs no draft." default:"true" negatable:""`
