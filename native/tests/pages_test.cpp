@@ -73,7 +73,7 @@ TEST(a_pool_holds_its_positions) {
     plan.sequences = sequences;
     plan.positions = plan.max_context +
                      static_cast<int32_t>(rng.below(static_cast<uint64_t>(plan.max_context) * (sequences - 1) + 1));
-    const int32_t slots = tnd::pool_slots(plan, pending);
+    const int32_t slots = tnd::pool_slots(plan, {.pending = pending});
     CHECK_EQ(slots % kKvPage, 0);
     CHECK(slots <= sequences * tnd::table_pages(plan, pending) * kKvPage);
     int32_t left = plan.positions, needed = 0;

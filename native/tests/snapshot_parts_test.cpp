@@ -140,6 +140,52 @@ TEST(parts_share_a_base) {
   CHECK(e.exported(t) == state);
 }
 
+// With a window a state has the pages that later rows read; the others are zeros. A base shares what it has.
+TEST(parts_of_a_window) {
+  EngineOptions o;
+  o.attention_window = 128;
+  Engine e(random_model("ratio3"), o), other(random_model("ratio3"), o);
+  REQUIRE(e.handle() != nullptr && other.handle() != nullptr);
+  Rng rng(15);
+  const std::vector<int32_t> more = random_tokens(&rng, 20, 512);
+  const int32_t s = e.sequence();
+  e.prefill(s, random_tokens(&rng, 300, 512), 64);
+  const int32_t base = e.snapshot(s);  // pages 2 to 4
+  e.prefill(s, random_tokens(&rng, 40, 512), 40);
+  const int32_t longer = e.snapshot(s);  // 3 to 5
+  e.prefill(s, random_tokens(&rng, 80, 512), 40);
+  const int32_t longest = e.snapshot(s);  // 4 to 6
+  const Parts parts = read(e, base);
+  for (const Piece& p : parts.pieces) {
+    if (p.part < 0 || p.part > 1) continue;
+    CHECK(std::all_of(p.data.begin(), p.data.end(), [](uint8_t v) { return v == 0; }));
+  }
+  const auto same = [&](int32_t snapshot, int32_t theirs) {
+    const int32_t a = e.sequence(), b = other.sequence();
+    e.ok(tnd_snapshot_restore(e.handle(), snapshot, a));
+    other.ok(tnd_snapshot_restore(other.handle(), theirs, b));
+    CHECK(e.exported(a) == other.exported(b));
+    CHECK(same_bits(logits(e, a, more), logits(other, b, more)));
+    e.ok(tnd_sequence_free(e.handle(), a));
+    other.ok(tnd_sequence_free(other.handle(), b));
+  };
+  const uint64_t all = free_pages(other);
+  const int32_t their_base = written(other, parts);
+  CHECK_EQ(all - free_pages(other), uint64_t{3});
+  same(base, their_base);
+  const int32_t their_longer = written(other, read(e, longer, 4), their_base, 4);  // page 3 is the base's
+  CHECK_EQ(all - free_pages(other), uint64_t{5});
+  same(longer, their_longer);
+  const int32_t their_longest = written(other, read(e, longest, 1), their_base, 1);  // of page 0 nothing is kept
+  CHECK_EQ(all - free_pages(other), uint64_t{8});
+  same(longest, their_longest);
+  int32_t none = 0;
+  CHECK_EQ(tnd_snapshot_begin(other.handle(), &parts.layout, their_longest, 4, &none), TND_INVALID_ARGUMENT);
+  CHECK_MSG(other.error().find("shared_pages") != std::string::npos, other.error());
+  for (const int32_t p : {their_base, their_longer, their_longest}) other.ok(tnd_snapshot_free(other.handle(), p));
+  CHECK_EQ(free_pages(other), all);
+}
+
 TEST(bad_parts_are_refused) {
   Engine e(random_model("ratio3"));
   REQUIRE(e.handle() != nullptr);

@@ -1,7 +1,11 @@
-// Synthetic models: their sizes are those that docs/spec/gguf.md §6, dflash.md §2.5 and qwen35.md state, and the
-// ordinary loader runs them.
+// Synthetic models: their sizes are those that docs/spec/gguf.md §6, dflash.md §2.5 and qwen35.md state, the ordinary
+// loader runs them, and what their memory plans hold on a card of 24 GiB is what docs/spec/kv-cache.md §4 states.
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <map>
+#include <sstream>
+#include <string>
 
 #include "engine_util.h"
 #include "synthetic_model.h"
@@ -106,6 +110,74 @@ TEST(a_draft_opens_with_the_tables_of_its_target) {
   CHECK_EQ(tnd_open(&o, &e, error, sizeof error), TND_OK);
   CHECK_EQ(std::string(error), std::string());
   tnd_close(e);
+}
+
+namespace {
+
+// A memory plan, read off the refusal of a cap that it exceeds: no weights are needed for it.
+struct Plan {
+  uint64_t total = 0;
+  std::map<std::string, uint64_t> parts;
+  int32_t fits = 0;  // max_context or kv_positions that would fit
+};
+
+Plan plan_of(const SyntheticModel& model, const test::EngineOptions& options) {
+  tnd_open_options o = test::Engine::make_options(model.path(), options);
+  tnd_engine* e = nullptr;
+  char text[1024];
+  CHECK_EQ(tnd_open(&o, &e, text, sizeof text), TND_RESOURCE_EXHAUSTED);
+  tnd_close(e);
+  Plan plan;
+  std::istringstream in(text);
+  std::string word, name;
+  for (std::string before; in >> word; before = word) {
+    const uint64_t number = std::strtoull(word.c_str(), nullptr, 10);
+    if (before == "needs") plan.total = number;
+    if (before.ends_with("_bytes") || before.starts_with("(")) {
+      plan.parts[before.substr(before.starts_with("(") ? 1 : 0)] = number;
+    }
+    if (before == "max_context" || before == "kv_positions") plan.fits = static_cast<int32_t>(number);
+  }
+  CHECK_MSG(plan.total > 0, text);
+  std::printf("    %s\n", text);
+  return plan;
+}
+
+constexpr uint64_t kGiB = uint64_t{1} << 30;
+
+}  // namespace
+
+// The 27B target in Q4_K_M: what fits 24 GiB, from files without contents. Rows of a tree as the recommended budget
+// of 22 has them.
+TEST(plans_of_24_gib) {
+  std::unique_ptr<SyntheticModel> target;
+  REQUIRE(SyntheticModel::make(qwen35_27b_q4_k_m(), 0, &target).ok());
+  test::EngineOptions o;
+  o.max_tree_rows = 23;
+  o.max_batch_rows = 512;
+  o.max_sequences = 1;
+  o.max_context = 262144;
+  o.kv_type = 42;  // TQ3_0
+  o.cap = 1;
+  const Plan whole = plan_of(*target, o);
+  // 16 layers of 262,144 positions, and the page that rows behind the tip may begin.
+  CHECK_EQ(whole.parts.at("kv_bytes"), uint64_t{14336} * (262144 + 64));
+  CHECK(whole.total < 21 * kGiB);
+
+  // Eight sequences of 32K in Q8_0 have 262,144 positions, of which some must be those of other sequences.
+  o.max_sequences = 8;
+  o.max_context = 32768;
+  o.kv_type = 8;
+  o.kv_positions = 8 * 32768;
+  o.cap = 24 * kGiB;
+  const Plan apart = plan_of(*target, o);
+  CHECK(apart.total > o.cap);
+  CHECK(apart.fits > 32768 && apart.fits < 8 * 32768);
+  o.kv_positions = apart.fits;
+  o.cap = 1;
+  CHECK(plan_of(*target, o).total <= 24 * kGiB);
+  std::printf("    %d of %d positions, or %d of each sequence's, are shared\n", 8 * 32768 - apart.fits, 8 * 32768,
+              (8 * 32768 - apart.fits + 6) / 7);
 }
 
 TEST_MAIN()

@@ -96,6 +96,7 @@ var Counters = map[string]string{
 // Gauges lists what workers send beside counters and what may fall again. The gateway names each like a counter,
 // without _total.
 var Gauges = map[string]string{
+	"engine_parked":            "1 while the worker has no engine because nobody uses it, else 0.",
 	"requests_parked":          "Requests that have given up their memory, or wait for some, now.",
 	"prefix_cache_entries":     "States of prompts in the prefix cache.",
 	"prefix_cache_disk_states": "States of prompts on disk.",

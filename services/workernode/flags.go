@@ -60,6 +60,14 @@ func CheckParkAfter(d time.Duration) error {
 	return nil
 }
 
+// CheckWindow says why a value of --fa-window cannot work.
+func CheckWindow(positions int) error {
+	if positions != 0 && (positions < engine.LeastWindow || positions > engine.MostWindow) {
+		return fmt.Errorf("--fa-window: must be 0 or in %d..%d, got %d", engine.LeastWindow, engine.MostWindow, positions)
+	}
+	return nil
+}
+
 // Validate reports every setting that cannot work.
 func (f *Flags) Validate() error {
 	var errs []error

@@ -166,7 +166,11 @@ func (k *Keeper[E]) Heartbeat(h *tandemv1.Heartbeat) {
 	if h.Counters == nil {
 		h.Counters = map[string]float64{}
 	}
-	h.Counters["engine_parks"] = float64(k.parks())
+	parks, parked := k.parks()
+	h.Counters["engine_parks"], h.Counters["engine_parked"] = float64(parks), 0
+	if parked {
+		h.Counters["engine_parked"] = 1
+	}
 	e, _ := k.supervisor.Current()
 	g, ok := any(e).(interface{ Counts() engine.HandleCounts })
 	if !ok { // there is none, or none with sequences
@@ -244,10 +248,11 @@ func (k *Keeper[E]) Loading() (done, total uint64) {
 // Restarts counts how often the engine was opened again, but for those times when it had been parked.
 func (k *Keeper[E]) Restarts() int { return int(k.restarts.Load()) }
 
-func (k *Keeper[E]) parks() int {
+// parks returns how often the engine was parked, and whether it is, or was not needed yet.
+func (k *Keeper[E]) parks() (n int, parked bool) {
 	k.parking.mu.Lock()
 	defer k.parking.mu.Unlock()
-	return k.parking.parks
+	return k.parking.parks, k.parking.asleep
 }
 
 // Report tells the keeper the error of a call on engine. After a device fault an engine answers nothing else any more:

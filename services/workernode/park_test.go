@@ -69,6 +69,10 @@ func TestParks(t *testing.T) {
 		if !k.Ready() {
 			t.Error("a parked worker is not ready")
 		}
+		var parked tandemv1.Heartbeat
+		if k.Heartbeat(&parked); parked.Counters["engine_parked"] != 1 {
+			t.Errorf("heartbeat of a parked worker: %v", parked.Counters)
+		}
 		if info, ok := k.Parked(); !ok || info.BlockSize != first.Info().BlockSize {
 			t.Errorf("parked: %v, %+v", ok, info)
 		}
@@ -98,7 +102,7 @@ func TestParks(t *testing.T) {
 		}
 		var h tandemv1.Heartbeat
 		k.Heartbeat(&h)
-		if h.EngineRestarts != 0 || h.Counters["engine_parks"] != 1 {
+		if h.EngineRestarts != 0 || h.Counters["engine_parks"] != 1 || h.Counters["engine_parked"] != 0 {
 			t.Errorf("heartbeat: %d restarts, counters %v", h.EngineRestarts, h.Counters)
 		}
 		o.Opened()[1].Crash()

@@ -54,6 +54,9 @@ func join(args ...string) (*Joined, error) {
 // Address is where the worker serves.
 func (j *Joined) Address() string { return "unix://" + filepath.Join(j.dir, "s") }
 
+// PID is that of the worker.
+func (j *Joined) PID() int { return j.cmd.Process.Pid }
+
 // Find returns the pid of the worker's first child with that name, at any depth; 0 when there is none.
 func (j *Joined) Find(name string) int {
 	for _, p := range processes(j.dir) {

@@ -43,6 +43,8 @@ func TestUsageErrors(t *testing.T) {
 		{"demo and file", []string{"serve", "--demo", target}, "--demo"},
 		{"two targets", []string{"serve", target, "--model", "../../go.mod"}, "--model"},
 		{"negative threads", []string{"serve", "--demo", "--threads", "-1"}, "--threads"},
+		{"window below a tree", []string{"serve", "--demo", "--fa-window", "127"},
+			"--fa-window: must be 0 or in 128..16777216, got 127"},
 		{"bad port", []string{"gateway", "--port", "70000"}, "--port"},
 		{"bad size", []string{"serve", "--demo", "--memory-cap", "lots"}, "--memory-cap"},
 		{"bad enum", []string{"serve", "--demo", "--cache-type-k", "q9"}, "--cache-type-k"},

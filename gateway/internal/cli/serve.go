@@ -50,7 +50,7 @@ type WorkerFlags struct {
 	DraftCache       string         `name:"draft-cache-type" default:"f16" enum:"${kv_choices}" help:"Type of the draft's cached keys and values: ${kv_choices}; auto as for --cache-type-k."`
 	DDTreeBudget     int            `name:"ddtree-budget" default:"0" help:"Nodes of draft trees when a request does not say, 0 = the worker's default; automatic speculation finds its own."`
 	Lookup           bool           `default:"true" negatable:"" help:"Let automatic speculation propose what followed the newest tokens where they stood in prompt or answer before; it needs no draft."`
-	FAWindow         int            `name:"fa-window" default:"0" help:"Newest positions whose keys and values a token of the target reads in layers of full attention, at least 128; 0 = all. Long contexts decode faster, but what lies further back is out of sight: answers change."`
+	FAWindow         int            `name:"fa-window" default:"0" help:"Newest positions whose keys and values a token of the target reads in layers of full attention, at least 128; 0 = all. Long contexts decode faster and take less memory, but what lies further back is out of sight: answers change."`
 	MaxTokenGapMS    int            `name:"max-token-gap-ms" default:"0" help:"Longest wait of a running stream between two tokens while prompts are read, in milliseconds; 0 = 4 times its own step, at least 50."`
 	Chunk            int            `default:"0" help:"Most prompt tokens that one prefill step reads, rounded down to a multiple of 64 and at least 64; 0 = as many as the engine takes. It changes no output."`
 	PrefixCacheRAMMB int            `name:"prefix-cache-ram-mb" default:"8192" help:"Memory in MB for states of prompts, so that a prompt which begins like an earlier one is not read again; 0 = none is kept."`
@@ -104,7 +104,6 @@ func (w *WorkerFlags) validate() error {
 	}{{"threads", w.Threads}, {"draft-threads", w.DraftThreads}, {"lanes", w.Lanes},
 		{"kv-positions", w.KVPositions},
 		{"ddtree-budget", w.DDTreeBudget}, {"chunk", w.Chunk}, {"max-token-gap-ms", w.MaxTokenGapMS},
-		{"fa-window", w.FAWindow},
 		{"prefix-cache-ram-mb", w.PrefixCacheRAMMB}, {"prefix-cache-slots", w.PrefixCacheSlots},
 		{"kv-cache-interval", w.KVCacheInterval}, {"kv-cache-cold-max", w.KVCacheColdMax}} {
 		if f.value < 0 {
@@ -123,9 +122,7 @@ func (w *WorkerFlags) validate() error {
 		problems = append(problems, errors.New("--kv-cache-dir: what is on disk goes through memory, "+
 			"--prefix-cache-ram-mb and --prefix-cache-slots must not be 0"))
 	}
-	if err := workernode.CheckParkAfter(w.ParkAfter); err != nil {
-		problems = append(problems, err)
-	}
+	problems = append(problems, workernode.CheckParkAfter(w.ParkAfter), workernode.CheckWindow(w.FAWindow))
 	if _, err := procwatch.ParseLimit(w.HangTimeout); err != nil {
 		problems = append(problems, fmt.Errorf("--hang-timeout: %w", err))
 	}

@@ -92,7 +92,8 @@ typedef struct tnd_open_options {
                                4 * max_context and half of what the cap leaves; at least max_context; scorers: 0 */
   int32_t attention_window; /* targets: a row reads the keys and values of its own position and of the
                                attention_window - 1 before it, at least 128; 0 = of all. Other texts than with 0, so
-                               another contract (tnd_info.numerics) and other states. Others: 0 */
+                               another contract (tnd_info.numerics) and other states. Pages of keys and values that
+                               no later row reads are released, and are not part of snapshots. Others: 0 */
 } tnd_open_options;
 
 #define TND_KV_DEFAULT (-1) /* kv_type_*: F16 */
@@ -326,8 +327,8 @@ TND_API tnd_status tnd_sequence_create(tnd_engine* engine, int32_t* sequence);
 TND_API tnd_status tnd_sequence_fork(tnd_engine* engine, int32_t sequence, int32_t* fork);
 TND_API tnd_status tnd_sequence_free(tnd_engine* engine, int32_t sequence);
 TND_API tnd_status tnd_sequence_length(tnd_engine* engine, int32_t sequence, int32_t* length);
-/* Keeps the first `length` positions. Recurrent models: TND_FAILED_PRECONDITION unless length is the current one or 0.
- */
+/* Keeps the first `length` positions. TND_FAILED_PRECONDITION: of a recurrent model, unless length is the current one or
+ * 0; with a window, when a page that is read at the new tip was released. */
 TND_API tnd_status tnd_sequence_truncate(tnd_engine* engine, int32_t sequence, int32_t length);
 TND_API tnd_status tnd_sequence_sampler(tnd_engine* engine, int32_t sequence, const tnd_sampler* sampler);
 
@@ -342,15 +343,17 @@ TND_API tnd_status tnd_snapshot_demote(tnd_engine* engine, int32_t snapshot);
 TND_API tnd_status tnd_snapshot_free(tnd_engine* engine, int32_t snapshot);
 /* A snapshot piece by piece, so that one of any length is stored and read back without a copy of it in memory. Targets
  * only. Reading copies bytes [offset, offset + bytes) of a part, of pages whole blocks, and gives their CRC-32C (not
- * when crc is NULL). Rows of the last page beyond the length are zero; pages in host memory are read there. */
+ * when crc is NULL). Rows of the last page beyond the length are zero, as are pages that a window has released; pages in
+ * host memory are read there. */
 TND_API tnd_status tnd_snapshot_describe(tnd_engine* engine, int32_t snapshot, tnd_snapshot_layout* layout);
 TND_API tnd_status tnd_snapshot_read(tnd_engine* engine, int32_t snapshot, int32_t part, uint64_t offset, void* data,
                                      uint64_t bytes, uint32_t* crc);
 /* Begins a snapshot that is written piece by piece. It shares the first shared_pages pages of snapshot `base`, all of
  * them full and of the same tokens (0: base is not looked at), and takes new ones of the pool for the others. The
- * state must be written first, then the pages from shared_pages on, without gaps. Until it is finished only
- * tnd_snapshot_write, _finish and _free work on it. FAILED_PRECONDITION: a layout of another model or of other
- * types. */
+ * state must be written first, then the pages from shared_pages on, without gaps; of pages that no later row reads
+ * (attention_window) nothing is kept. Until it is finished only tnd_snapshot_write, _finish and _free work on it.
+ * INVALID_ARGUMENT: base, longer than the layout, has released a page that the new one reads. FAILED_PRECONDITION: a
+ * layout of another model or of other types. */
 TND_API tnd_status tnd_snapshot_begin(tnd_engine* engine, const tnd_snapshot_layout* layout, int32_t base,
                                       int32_t shared_pages, int32_t* snapshot);
 /* DATA_LOSS: the bytes do not have this CRC-32C; nothing was written. */

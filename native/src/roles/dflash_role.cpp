@@ -141,7 +141,7 @@ Status DraftRole::build(const DflashFile& draft, const gguf::File& tables, const
   const tnd_open_options& o = c_.options;
   WeightLoader weights(draft, *c_.backend, arena), head(tables, *c_.backend, arena);
   weights.on_loaded = head.on_loaded = [this](uint64_t bytes) { c_.progress(loaded_ += bytes, load_total_); };
-  kv_.capacity = pool_slots(plan, p_.block);
+  kv_.capacity = pool_slots(plan, {.pending = p_.block});
   DflashLimits limits;
   limits.block_rows = plan.sequences * p_.block;
   limits.append_rows = append_rows_;
@@ -164,7 +164,6 @@ Status DraftRole::plan_memory(const DflashFile& draft, const gguf::File& tables)
   KvWish wish;
   wish.model_context = p_.decoder.context_length;
   wish.least_context = 256;
-  wish.pending = p_.block;
   wish.measure = [&](const KvPlan& plan, Arena* arena) { return build(draft, tables, plan, *arena); };
   TND_TRY(plan_kv_types(c_, wish, p_.decoder.kv_heads, p_.decoder.head_dim, &kv_, &plan_));
   Arena measure;

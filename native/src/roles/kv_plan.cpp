@@ -94,10 +94,17 @@ Status choose_sequences(const OpenContext& c, const KvWish& wish, KvPlan* plan, 
 
 }  // namespace
 
-int32_t pool_slots(const KvPlan& plan, int32_t pending) {
-  const int64_t together = plan.positions + int64_t{plan.sequences} * (pending + kKvPage - 1);
-  const int64_t apart = int64_t{plan.sequences} * table_pages(plan, pending) * kKvPage;
-  return kv_pages(std::min(together, apart)) * kKvPage;
+int32_t pool_slots(const KvPlan& plan, const KvReach& reach) {
+  const int64_t sequences = plan.sequences;
+  const int64_t together = plan.positions + sequences * (reach.pending + kKvPage - 1);
+  const int64_t apart = sequences * table_pages(plan, reach.pending) * kKvPage;
+  int64_t slots = std::min(together, apart);
+  if (reach.window > 0) {
+    // A sequence holds the window - 1 positions before its tip and the rows behind it, in pages that are partly used at
+    // both ends.
+    slots = std::min(slots, sequences * (reach.window - 1 + reach.pending + 2 * (kKvPage - 1)) + reach.step_rows);
+  }
+  return kv_pages(slots) * kKvPage;
 }
 
 int32_t table_pages(const KvPlan& plan, int32_t pending) {

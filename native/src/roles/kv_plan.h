@@ -20,7 +20,6 @@ struct KvPlan {
 struct KvWish {
   int32_t model_context = 0;   // the model's own
   int32_t least_context = 16;  // an automatic context below this helps nobody
-  int32_t pending = 0;         // rows of a sequence behind its tip, at most
   // later returns the bytes that an engine with so many sequences may take after it opened, beyond keys, values and
   // snapshots. An automatic number of sequences and an automatic context leave room for them. Empty = none.
   std::function<uint64_t(int32_t sequences)> later;
@@ -28,9 +27,16 @@ struct KvWish {
   std::function<Status(const KvPlan&, Arena*)> measure;
 };
 
+// KvReach says which positions a sequence holds pages of.
+struct KvReach {
+  int32_t pending = 0;    // rows behind its tip, at most
+  int32_t window = 0;     // newest positions that a row reads, pages before them are not held; 0 = all
+  int32_t step_rows = 0;  // with a window: rows of a step, of all sequences together
+};
+
 // pool_slots is a pool in which plan.sequences sequences of together plan.positions positions, each with its pending
 // rows and in pages of its own, always find a page: a multiple of kKvPage.
-int32_t pool_slots(const KvPlan& plan, int32_t pending);
+int32_t pool_slots(const KvPlan& plan, const KvReach& reach);
 
 // table_pages is the length of the longest page table.
 int32_t table_pages(const KvPlan& plan, int32_t pending);

@@ -75,16 +75,23 @@ void PagePool::reserve(PageTable* table, int32_t pages) {
   table->places_.reserve(static_cast<size_t>(pages));
 }
 
-void PagePool::resize(PageTable* table, int32_t n) {
+void PagePool::resize(PageTable* table, int32_t n, int32_t first) {
   while (table->count() > n) {
-    release(table->pages_.back(), true);
+    if (table->pages_.back() != kNoPage) release(table->pages_.back(), true);
     table->pages_.pop_back();
     table->places_.pop_back();
   }
-  while (table->count() < n) {
-    table->pages_.push_back(make());
-    table->places_.push_back(at(table->pages_.back()).place);
+  for (int32_t i = table->first_; i < std::min(first, table->count()); ++i) {
+    release(table->pages_[static_cast<size_t>(i)], true);
+    table->pages_[static_cast<size_t>(i)] = kNoPage;
+    table->places_[static_cast<size_t>(i)] = 0;
   }
+  while (table->count() < n) {
+    const int32_t page = table->count() < first ? kNoPage : make();
+    table->pages_.push_back(page);
+    table->places_.push_back(page == kNoPage ? 0 : at(page).place);
+  }
+  table->first_ = std::min(std::max(table->first_, first), table->count());
 }
 
 void PagePool::clear(PageTable* table) {
@@ -93,7 +100,7 @@ void PagePool::clear(PageTable* table) {
 
 int32_t PagePool::released(const PageTable& table, int32_t n) const {
   int32_t places = 0;
-  for (int32_t i = n; i < table.count(); ++i) {
+  for (int32_t i = std::max(n, table.first_); i < table.count(); ++i) {
     if (refs(table.pages_[static_cast<size_t>(i)]) == 1) ++places;
   }
   return places;
@@ -121,23 +128,17 @@ bool PagePool::own(PageTable* table, int32_t index, int32_t rows) {
 
 void PagePool::share(const PageTable& from, int32_t n, PageTable* to) {
   clear(to);
-  for (int32_t i = 0; i < n; ++i) {
-    const int32_t page = from.pages_[static_cast<size_t>(i)];
-    retain(page, true);
-    to->pages_.push_back(page);
-    to->places_.push_back(at(page).place);
-  }
+  to->pages_.assign(from.pages_.begin(), from.pages_.begin() + n);
+  to->places_.assign(from.places_.begin(), from.places_.begin() + n);
+  to->first_ = std::min(from.first_, n);
+  for (const int32_t page : after_gap(to->pages_)) retain(page, true);
 }
 
-std::vector<int32_t> PagePool::keep(const PageTable& table, int32_t n) {
-  std::vector<int32_t> kept(table.pages_.begin(), table.pages_.begin() + n);
-  for (const int32_t page : kept) retain(page, false);
+std::vector<int32_t> PagePool::keep(std::span<const int32_t> pages, int32_t first) {
+  std::vector<int32_t> kept(pages.begin(), pages.end());
+  std::fill_n(kept.begin(), std::min(static_cast<size_t>(first), kept.size()), kNoPage);
+  for (const int32_t page : after_gap(kept)) retain(page, false);
   return kept;
-}
-
-std::vector<int32_t> PagePool::keep_pages(std::span<const int32_t> pages) {
-  for (const int32_t page : pages) retain(page, false);
-  return std::vector<int32_t>(pages.begin(), pages.end());
 }
 
 void PagePool::add(int32_t n, std::vector<int32_t>* pages) {
@@ -148,6 +149,10 @@ void PagePool::add(int32_t n, std::vector<int32_t>* pages) {
 }
 
 void PagePool::read(int32_t page, int32_t layer, int32_t layers, int32_t rows, uint8_t* out) const {
+  if (page == kNoPage) {
+    std::memset(out, 0, layer_bytes_ * static_cast<uint64_t>(layers));
+    return;
+  }
   const Page& p = at(page);
   const uint64_t bytes = layer_bytes_ / kKvPage * static_cast<uint64_t>(rows);
   for (int32_t i = layer; i < layer + layers; ++i, out += layer_bytes_) {
@@ -161,24 +166,29 @@ void PagePool::read(int32_t page, int32_t layer, int32_t layers, int32_t rows, u
 }
 
 void PagePool::write(int32_t page, int32_t layer, int32_t layers, const uint8_t* in) {
+  if (page == kNoPage) return;
   for (int32_t i = layer; i < layer + layers; ++i, in += layer_bytes_) {
     backend_->kv_import(shape_, layers_[static_cast<size_t>(i)], &at(page).place, kKvPage, in);
   }
 }
 
 void PagePool::drop(std::span<const int32_t> pages) {
-  for (const int32_t page : pages) release(page, false);
+  for (const int32_t page : after_gap(pages)) release(page, false);
 }
 
 int32_t PagePool::missing(std::span<const int32_t> pages) const {
+  const std::span<const int32_t> kept = after_gap(pages);
   return static_cast<int32_t>(
-      std::count_if(pages.begin(), pages.end(), [&](int32_t page) { return at(page).place < 0; }));
+      std::count_if(kept.begin(), kept.end(), [&](int32_t page) { return at(page).place < 0; }));
 }
 
 void PagePool::restore(std::span<const int32_t> pages, PageTable* to) {
-  for (const int32_t page : pages) retain(page, true);  // before its own go: they may be the same
+  const std::span<const int32_t> kept = after_gap(pages);
+  for (const int32_t page : kept) retain(page, true);  // before its own go: they may be the same
   clear(to);
-  for (const int32_t page : pages) {
+  const int32_t gap = static_cast<int32_t>(pages.size() - kept.size());
+  resize(to, gap, gap);
+  for (const int32_t page : kept) {
     Page& p = at(page);
     if (p.place < 0) {
       p.place = take_place();
@@ -191,7 +201,8 @@ void PagePool::restore(std::span<const int32_t> pages, PageTable* to) {
   }
 }
 
-Status PagePool::demote(std::span<const int32_t> pages, uint64_t available) {
+Status PagePool::demote(std::span<const int32_t> all, uint64_t available) {
+  const std::span<const int32_t> pages = after_gap(all);
   const auto moves = [](const Page& p) { return p.sequences == 0 && p.place >= 0; };
   uint64_t copies = 0;
   for (const int32_t page : pages) copies += moves(at(page)) && at(page).host == nullptr ? 1 : 0;

@@ -17,18 +17,29 @@
 
 namespace tnd {
 
+// kv_first_page returns the first page that rows at `position` or after it read when each reads its newest `window`
+// positions; 0 = all.
+constexpr int32_t kv_first_page(int64_t position, int32_t window) {
+  return window == 0 || position < window ? 0 : static_cast<int32_t>((position + 1 - window) / kKvPage);
+}
+
+// Stands for a page that is not held, because no later row reads it: the first ones of a table or of a snapshot.
+inline constexpr int32_t kNoPage = -1;
+
 // Pages of a sequence in order of positions.
 class PageTable {
  public:
   int32_t count() const { return static_cast<int32_t>(pages_.size()); }
+  int32_t first() const { return first_; }  // that is held
   std::span<const int32_t> pages() const { return pages_; }
   const int32_t* places() const { return places_.data(); }  // [count]: what AttentionGroupPlan::pages wants
   int32_t slot(int32_t position) const { return kv_slot(places_.data(), position); }
 
  private:
   friend class PagePool;
-  std::vector<int32_t> pages_;   // of the pool
-  std::vector<int32_t> places_;  // where they lie
+  std::vector<int32_t> pages_;   // of the pool, kNoPage before first_
+  std::vector<int32_t> places_;  // where they lie, any place before first_
+  int32_t first_ = 0;
 };
 
 class PagePool {
@@ -47,8 +58,9 @@ class PagePool {
   // ---- sequences. Callers compare what they need with free() first: running out is a broken invariant.
   // reserve takes the memory of tables of `pages` pages.
   static void reserve(PageTable* table, int32_t pages);
-  // resize releases pages beyond the first n or adds new ones, whose contents are those of their last owner.
-  void resize(PageTable* table, int32_t n);
+  // resize releases pages beyond the first n and those before page `first`, or adds new ones, whose contents are those
+  // of their last owner. Pages that were released before stay so.
+  void resize(PageTable* table, int32_t n, int32_t first = 0);
   // released returns how many places resize(table, n) would free.
   int32_t released(const PageTable& table, int32_t n) const;
   // own prepares page `index` of a table for writing: a page that others hold, too, is copied, its first `rows` rows.
@@ -58,18 +70,19 @@ class PagePool {
   void share(const PageTable& from, int32_t n, PageTable* to);
 
   // ---- snapshots
-  // keep returns the first n pages of a table, held once more.
-  std::vector<int32_t> keep(const PageTable& table, int32_t n);
+  // keep returns the given pages, of a table or another snapshot, held once more; those before page `first` are not.
+  std::vector<int32_t> keep(std::span<const int32_t> pages, int32_t first);
   void drop(std::span<const int32_t> pages);
-  // keep_pages is keep for the pages of another snapshot.
-  std::vector<int32_t> keep_pages(std::span<const int32_t> pages);
+  // held returns how many of the pages are.
+  static int32_t held(std::span<const int32_t> pages) { return static_cast<int32_t>(after_gap(pages).size()); }
   // add appends n new pages to those of a snapshot, whose contents are those of their last owner. Callers compare n
   // with free() first.
   void add(int32_t n, std::vector<int32_t>* pages);
   // read copies `layers` layers of a page from `layer` on in portable form, the first `rows` rows of each, the others
-  // zero. The data is there after the next sync().
+  // zero; all of kNoPage are. The data is there after the next sync().
   void read(int32_t page, int32_t layer, int32_t layers, int32_t rows, uint8_t* out) const;
-  // write is the reverse, for a page of one snapshot alone that has a place: all rows.
+  // write is the reverse, for a page of one snapshot alone that has a place: all rows. What is written to kNoPage is
+  // dropped.
   void write(int32_t page, int32_t layer, int32_t layers, const uint8_t* in);
   uint64_t layer_bytes() const { return layer_bytes_; }
   int32_t layer_count() const { return static_cast<int32_t>(layers_.size()); }
@@ -94,6 +107,12 @@ class PagePool {
     std::unique_ptr<uint8_t[]> host;
   };
 
+  // after_gap returns the pages from the first one on that is held.
+  static std::span<const int32_t> after_gap(std::span<const int32_t> pages) {
+    size_t n = 0;
+    while (n < pages.size() && pages[n] == kNoPage) ++n;
+    return pages.subspan(n);
+  }
   Page& at(int32_t page) { return pages_[static_cast<size_t>(page)]; }
   const Page& at(int32_t page) const { return pages_[static_cast<size_t>(page)]; }
   int32_t make();  // a page of a sequence

@@ -126,7 +126,7 @@ Status SavedSequences::snapshot(const SavedParts& parts, const PageTable& table,
   Snapshot& s = *unused(handle);
   s.data.resize(bytes);
   s.length = length;
-  s.pages = pool_->keep(table, kv_pages(length));
+  s.pages = pool_->keep(table.pages().first(static_cast<size_t>(kv_pages(length))), first_page(length));
   write(parts, s.data.data());
   snapshot_bytes_.fetch_add(bytes);
   return backend_->sync();
@@ -248,10 +248,10 @@ Status SavedSequences::check_import(const void* data, uint64_t bytes,
   if (h.length > id_.max_context) {
     return errorf(TND_RESOURCE_EXHAUSTED, "%d positions do not fit into max_context %d", h.length, id_.max_context);
   }
-  const int32_t free = pool_->free() + pool_->released(to, 0);
-  if (kv_pages(h.length) > free) {
+  const int32_t free = pool_->free() + pool_->released(to, 0), needed = kv_pages(h.length) - first_page(h.length);
+  if (needed > free) {
     return errorf(TND_RESOURCE_EXHAUSTED, "%d positions need %d pages of %d positions, %d are free (kv_positions)",
-                  h.length, kv_pages(h.length), kKvPage, free);
+                  h.length, needed, kKvPage, free);
   }
   if (crc32c(static_cast<const uint8_t*>(data) + sizeof h, h.payload_bytes) != h.payload_crc) {
     return errorf(TND_DATA_LOSS, "checksum of the payload is wrong");

@@ -37,7 +37,8 @@ class SavedSequences {
     uint64_t fingerprint;
     KvShape kv;
     int32_t max_context;
-    uint64_t host_cap;  // tnd_open_options.host_cap_bytes
+    uint64_t host_cap;   // tnd_open_options.host_cap_bytes
+    int32_t window = 0;  // of the newest positions that a row reads, 0 = all: pages before them are not kept
   };
   void init(Backend* backend, PagePool* pool, const Identity& identity) {
     backend_ = backend, pool_ = pool, id_ = identity;
@@ -88,6 +89,8 @@ class SavedSequences {
     int32_t part = TND_PART_STATE;
     uint64_t offset = 0;
   };
+  // first_page returns the first page of a sequence of `length` positions that a later row reads.
+  int32_t first_page(int32_t length) const { return kv_first_page(length, id_.window); }
   // find_any finds unfinished ones, too.
   Status find_any(int32_t handle, const Snapshot** out) const;
   Status find(int32_t handle, const Snapshot** out) const;

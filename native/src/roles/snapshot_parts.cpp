@@ -94,7 +94,8 @@ Status SavedSequences::begin(const tnd_snapshot_layout& layout, uint64_t state, 
         ull(layout.state_bytes), layout.pages, ull(layout.page_bytes), ull(layout.block_bytes), layout.length,
         ull(own.state_bytes), own.pages, ull(own.page_bytes), ull(own.block_bytes));
   }
-  std::span<const int32_t> first;
+  const int32_t first = first_page(layout.length);  // that is kept
+  std::span<const int32_t> whole;
   if (shared != 0) {
     const Snapshot* from = nullptr;
     TND_TRY(find(base, &from));
@@ -102,17 +103,24 @@ Status SavedSequences::begin(const tnd_snapshot_layout& layout, uint64_t state, 
       return errorf(TND_INVALID_ARGUMENT, "shared_pages is %d, base has %d full pages, the snapshot %d", shared,
                     from->length / kKvPage, layout.length / kKvPage);
     }
-    first = std::span(from->pages).first(static_cast<size_t>(shared));
+    whole = std::span(from->pages).first(static_cast<size_t>(shared));
+    if (first < shared && whole[static_cast<size_t>(first)] == kNoPage) {
+      return errorf(TND_INVALID_ARGUMENT,
+                    "shared_pages is %d: base, of %d positions, does not keep page %d (attention_window)", shared,
+                    from->length, first);
+    }
   }
-  if (own.pages - shared > pool_->free()) {
+  const int32_t added = own.pages - std::max(shared, first);
+  if (added > pool_->free()) {
     return errorf(TND_RESOURCE_EXHAUSTED, "%d positions need %d more pages of %d positions, %d are free (kv_positions)",
-                  layout.length, own.pages - shared, kKvPage, pool_->free());
+                  layout.length, added, kKvPage, pool_->free());
   }
   TND_TRY(check_room(state, layout.length, left));
-  std::vector<int32_t> pages = pool_->keep_pages(first);  // before unused(), which may move the base
+  std::vector<int32_t> pages = pool_->keep(whole, first);  // before unused(), which may move the base
   Snapshot& s = *unused(handle);
   s.pages = std::move(pages);
-  pool_->add(own.pages - shared, &s.pages);
+  s.pages.resize(static_cast<size_t>(own.pages - added), kNoPage);
+  pool_->add(added, &s.pages);
   s.data.resize(state);
   s.length = layout.length;
   s.unfinished = true;

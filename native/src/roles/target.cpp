@@ -119,7 +119,8 @@ Status TargetRole::open() {
                model_fingerprint(*file, p_, layer_first_, layer_last_, c_.options.attention_window),
                kv_,
                plan_.max_context,
-               c_.options.host_cap_bytes});
+               c_.options.host_cap_bytes,
+               c_.options.attention_window});
 
   const size_t rows = static_cast<size_t>(c_.options.max_batch_rows);
   row_of_batch_.resize(rows);
@@ -150,7 +151,6 @@ Status TargetRole::open() {
 Status TargetRole::plan_memory(const gguf::File& file) {
   KvWish wish;
   wish.model_context = p_.context_length;
-  wish.pending = c_.options.max_tree_rows;
   wish.later = [&](int32_t sequences) { return feature_bytes(sequences, kLikelyCaptures); };
   wish.measure = [&](const KvPlan& plan, Arena* arena) { return build(*arena, plan, file); };
   TND_TRY(plan_kv_types(c_, wish, p_.kv_heads, p_.head_dim, &kv_, &plan_));
@@ -168,7 +168,7 @@ Status TargetRole::plan_memory(const gguf::File& file) {
 // Takes everything an engine needs from the arena, in a fixed order. A measuring arena also checks all tensor shapes.
 Status TargetRole::build(Arena& arena, const KvPlan& plan, const gguf::File& file) {
   const tnd_open_options& o = c_.options;
-  kv_.capacity = pool_slots(plan, o.max_tree_rows);
+  kv_.capacity = pool_slots(plan, {o.max_tree_rows, o.attention_window, o.max_batch_rows});
 
   WeightLoader loader(file, *c_.backend, arena);
   uint64_t done = 0;
@@ -370,6 +370,12 @@ Status TargetRole::sequence_truncate(int32_t sequence, int32_t length) {
     return errorf(TND_FAILED_PRECONDITION,
                   "a recurrent state cannot be cut to %d of %d positions; restore a snapshot instead", length,
                   s->length);
+  }
+  if (length > 0 && first_page(length) < s->pages.first()) {
+    return errorf(TND_FAILED_PRECONDITION,
+                  "length %d: rows there read page %d, the sequence keeps pages from %d on (attention_window); restore "
+                  "a snapshot instead",
+                  length, first_page(length), s->pages.first());
   }
   s->pending.clear();
   if (length == 0) {

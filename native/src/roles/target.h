@@ -1,7 +1,8 @@
 // The target role: sequences of a qwen35 or qwen3 model, steps over chains and trees, commit, forks, snapshots, export.
 //
 // A sequence holds the pages of its positions and of the rows that its last step left pending. Only the page that its
-// tip lies in can be written to while others hold it: pages before the tip are complete, those behind it its own.
+// tip lies in can be written to while others hold it: pages before the tip are complete, those behind it its own. With
+// an attention window it releases pages that no later row reads.
 #pragma once
 
 #include <memory>
@@ -104,6 +105,7 @@ class TargetRole final : public TargetEngine {
     bool commit = false, prompt = false;
     std::span<const int32_t> path;
     int32_t moved = 0;  // first row of the path that is not in its place yet
+    int32_t read = 0;   // positions whose keys and values its rows read, each counted once
     int32_t kept_position = 0, n_kept = 0;
     int32_t features = 0, first_feature = 0;  // rows that want features, and the place of the first in features_
   };
@@ -123,15 +125,19 @@ class TargetRole final : public TargetEngine {
   SavedParts parts(Sequence* s, int32_t length) const;       // all
   SavedParts host_parts(Sequence* s, int32_t length) const;  // but keys and values
   void replace(Sequence* s, int32_t length);
+  // first_page returns the first page that rows read when the tip is at `length`.
+  int32_t first_page(int64_t length) const { return kv_first_page(length, c_.options.attention_window); }
 
   // step
   Status check_groups(const tnd_step& step);
   Status check_path(int32_t index, const tnd_group& in, const Sequence& s, Group* g) const;
   Status check_rows(const tnd_step& step, int32_t index, const Sequence& s, Group* g) const;
+  // pages_after returns the pages of a sequence when a group ran, first_after the first of them that it holds.
   static int32_t pages_after(const Sequence& s, const Group& g);
+  int32_t first_after(const Sequence& s, const Group& g) const;
   int32_t written_tip(const Group& g) const;
   bool copies_tip(size_t index) const;
-  Status check_pages() const;
+  Status check_pages();
   Status check_outputs(const tnd_step& step) const;
   Status check_masks(const tnd_step& step);
   Status commit_paths();
@@ -194,6 +200,7 @@ class TargetRole final : public TargetEngine {
   TreePlanner planner_;
   std::vector<Group> groups_;        // in the caller's order
   std::vector<int32_t> plan_order_;  // those with rows, in the order of internal rows
+  std::vector<int32_t> passed_;      // pages that the groups release, behind the windows of their rows
   int32_t prompt_rows_ = 0;
   std::vector<int32_t> row_of_batch_, batch_of_row_, parents_, order_, tokens_, positions_, tail_;
   std::vector<int32_t> parent_rows_;  // by internal row: internal parent in the group, -1

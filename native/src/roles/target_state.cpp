@@ -3,7 +3,8 @@
 // Payload of a sequence of n positions, little-endian:
 //   i32 token ids [n]
 //   per DeltaNet layer: f32 taps [3, conv_dim] oldest first; f32 S [nv, 4 slices, 128 key rows, 32 columns]
-//   per attention layer: n rows of K [kv_heads, dim] then V [kv_heads, dim] in cache types (of a snapshot: pages)
+//   per attention layer: n rows of K [kv_heads, dim] then V [kv_heads, dim] in cache types (of a snapshot: pages). With
+//   an attention window: those from the first page on that later rows read
 #include <algorithm>
 #include <cstring>
 
@@ -25,8 +26,10 @@ SavedParts TargetRole::host_parts(Sequence* s, int32_t length) const {
 
 SavedParts TargetRole::parts(Sequence* s, int32_t length) const {
   SavedParts out = host_parts(s, length);
+  const int32_t first = first_page(length);
   for (const KvCache& cache : caches_) {
-    out.push_back({.cache = &cache, .pages = s->pages.places(), .n = static_cast<uint64_t>(length)});
+    out.push_back(
+        {.cache = &cache, .pages = s->pages.places() + first, .n = static_cast<uint64_t>(length - first * kKvPage)});
   }
   return out;
 }
@@ -120,7 +123,7 @@ Status TargetRole::import_from(int32_t sequence, const void* data, uint64_t byte
   TND_TRY(saved_.check_import(data, bytes, [&](int32_t n) { return parts(s, n); }, s->pages, &length));
   replace(s, length);
   pool_.resize(&s->pages, 0);  // pages of its own
-  pool_.resize(&s->pages, kv_pages(length));
+  pool_.resize(&s->pages, kv_pages(length), first_page(length));
   return saved_.import_from(data, parts(s, length));
 }
 

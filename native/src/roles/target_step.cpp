@@ -67,11 +67,7 @@ Status TargetRole::step(const tnd_step& step) {
   c_.stats->add(Counter::kRows, static_cast<uint64_t>(step.n_rows));
   c_.stats->add(Counter::kWeightBytesRead, arena_.of(Purpose::kWeights));
   uint64_t positions = 0;
-  for (const Group& g : groups_) {
-    if (g.count == 0) continue;
-    positions += static_cast<uint64_t>(sequences_[static_cast<size_t>(g.sequence)].length) +
-                 (g.commit ? 0u : static_cast<uint64_t>(g.count));
-  }
+  for (const Group& g : groups_) positions += static_cast<uint64_t>(g.read);
   c_.stats->add(Counter::kKvBytesRead,
                 positions * static_cast<uint64_t>(attention_layers_) * c_.backend->kv_row_bytes(kv_));
   c_.stats->add(Counter::kStepNs, static_cast<uint64_t>(PhaseTimer::now() - start));
@@ -139,9 +135,12 @@ Status TargetRole::check_groups(const tnd_step& step) {
   return Status();
 }
 
-// Pages of a sequence when a group ran.
 int32_t TargetRole::pages_after(const Sequence& s, const Group& g) {
   return kv_pages(int64_t{s.length} + static_cast<int64_t>(g.path.size()) + g.count);
+}
+
+int32_t TargetRole::first_after(const Sequence& s, const Group& g) const {
+  return first_page(int64_t{s.length} + static_cast<int64_t>(g.path.size()));
 }
 
 // Checks the rows that a group commits first and the kept features that it reads then.
@@ -266,11 +265,21 @@ bool TargetRole::copies_tip(size_t index) const {
 }
 
 // The pool must have the pages that the groups copy, and then those that they add, less those that they release.
-Status TargetRole::check_pages() const {
+Status TargetRole::check_pages() {
   int64_t copies = 0, added = 0, released = 0;
+  passed_.clear();
   for (const Group& g : groups_) {
     const Sequence& s = sequences_[static_cast<size_t>(g.sequence)];
     released += pool_.released(s.pages, pages_after(s, g));
+    for (int32_t i = s.pages.first(); i < first_after(s, g); ++i) {
+      passed_.push_back(s.pages.pages()[static_cast<size_t>(i)]);
+    }
+  }
+  // Forks may hold the same page: it is free once all of them have released it.
+  std::sort(passed_.begin(), passed_.end());
+  for (size_t i = 0, n = 0; i < passed_.size(); i += n) {
+    for (n = 1; i + n < passed_.size() && passed_[i + n] == passed_[i];) ++n;
+    released += pool_.refs(passed_[i]) == static_cast<int32_t>(n) ? 1 : 0;
   }
   for (size_t i = 0; i < groups_.size(); ++i) {
     const Group& g = groups_[i];
@@ -359,12 +368,12 @@ Status TargetRole::commit_paths() {
     }
     s.pending.clear();
   }
-  // Those that need fewer pages first: others may get them.
-  for (const bool fewer : {true, false}) {
+  // All release pages before any takes one: others may get them.
+  for (const bool takes : {false, true}) {
     for (const Group& g : groups_) {
       Sequence& s = sequences_[static_cast<size_t>(g.sequence)];
       const int32_t pages = kv_pages(s.length + g.count);
-      if ((pages <= s.pages.count()) == fewer) pool_.resize(&s.pages, pages);
+      pool_.resize(&s.pages, takes ? pages : std::min(pages, s.pages.count()), first_page(s.length));
     }
   }
   // What is written here is older than the step (AttentionGroupPlan::old).
@@ -469,6 +478,8 @@ void TargetRole::plan_step(const tnd_step& step) {
       }
     }
     delta_groups_.push_back(DeltaGroup{g.first, g.count, g.commit, delta, s.states.data(), s.replay.data(), g.prompt});
+    const int32_t window = c_.options.attention_window;
+    g.read = s.length + g.count - (window == 0 ? 0 : std::max(0, s.length + 1 - window));
     attention_groups_.push_back(AttentionGroupPlan{g.first, g.count, s.pages.places(), s.pages.count(), s.length});
     plan_attention(s, g);
   }
@@ -653,6 +664,7 @@ void TargetRole::finish_step(const tnd_step& step) {
     }
     if (!g.commit) continue;
     s.length += g.count;
+    pool_.resize(&s.pages, s.pages.count(), first_page(s.length));
     committed += static_cast<uint64_t>(g.count);
   }
   c_.stats->add(Counter::kCommittedRows, committed);

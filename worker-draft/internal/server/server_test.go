@@ -25,6 +25,7 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/tensorwire"
+	"github.com/tandem-inference/tandem/services/testwait"
 	"github.com/tandem-inference/tandem/services/workernode"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
@@ -381,6 +382,26 @@ func TestStreamsAreLogged(t *testing.T) {
 	}
 }
 
+// TestParkedIsNoFailure: a stream that finds the engine parked has it opened and is refused, at info.
+func TestParkedIsNoFailure(t *testing.T) {
+	core, logs := observer.New(zap.InfoLevel)
+	r := newWrappedRig(t, enginefake.Options{}, 2, 0, true, workernode.KeeperConfig[engine.Draft]{Lazy: true})
+	r.server.cfg.Log = zap.New(core)
+	for {
+		if _, err := r.stream().Recv(); errors.Is(err, rpcerr.EngineLost) {
+			break
+		} else if !errors.Is(err, rpcerr.AnyUnavailable) {
+			t.Fatal(err)
+		}
+	}
+	testwait.Until(t, "the streams end", func() bool { return logs.Len() > 0 })
+	for _, line := range logs.FilterMessage("request ended").All() {
+		if line.Level != zap.InfoLevel || line.ContextMap()["outcome"] != "refused" {
+			t.Errorf("%v: %v", line.Level, line.ContextMap())
+		}
+	}
+}
+
 // TestCountersAreKnown: what heartbeats count is what the gateway shows.
 func TestCountersAreKnown(t *testing.T) {
 	r := newRig(t, enginefake.Options{}, 2, 0, true)
@@ -391,8 +412,8 @@ func TestCountersAreKnown(t *testing.T) {
 		t.Error("no counters")
 	}
 	for name := range h.Counters {
-		if registry.Counters[name] == "" {
-			t.Errorf("the counter %s is not in registry.Counters: the gateway will not show it", name)
+		if registry.Counters[name]+registry.Gauges[name] == "" {
+			t.Errorf("%s is not in registry.Counters or Gauges: the gateway will not show it", name)
 		}
 	}
 }

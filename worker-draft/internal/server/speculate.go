@@ -36,10 +36,12 @@ func (s *Server) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateReq
 	var done streamed
 	defer func() { s.logStream(stream.Context(), began, &done, err) }()
 	if s.draining.Load() {
+		done.refused = true
 		return rpcerr.Draining
 	}
 	engine, keeper, release, err := s.use()
 	if err != nil {
+		done.refused = true
 		return err
 	}
 	defer release()
@@ -93,7 +95,10 @@ func (s *Server) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateReq
 }
 
 // streamed is what one stream brought.
-type streamed struct{ messages, proposals, nodes int }
+type streamed struct {
+	messages, proposals, nodes int
+	refused                    bool // the worker takes no streams now, or its engine is being opened: a target tries again
+}
 
 func (d *streamed) add(w *work) {
 	d.messages++
@@ -103,7 +108,8 @@ func (d *streamed) add(w *work) {
 	}
 }
 
-// logStream writes the line of a stream that is over: at warn when it failed here, else at info.
+// logStream writes the line of a stream that is over: at warn when it failed here, else at info. A parked engine is no
+// failure.
 func (s *Server) logStream(ctx context.Context, began time.Time, d *streamed, err error) {
 	id := ""
 	if v := metadata.ValueFromIncomingContext(ctx, telemetry.MetadataRequestID); len(v) > 0 {
@@ -113,6 +119,8 @@ func (s *Server) logStream(ctx context.Context, began time.Time, d *streamed, er
 	switch {
 	case ctx.Err() != nil || rpcerr.Code(err) == codes.Canceled:
 		outcome = "cancelled" // how targets end streams
+	case d.refused:
+		outcome = "refused"
 	case err != nil:
 		level, outcome = zap.WarnLevel, "failed"
 	}
@@ -122,7 +130,7 @@ func (s *Server) logStream(ctx context.Context, began time.Time, d *streamed, er
 		zap.Int(telemetry.KeyProposals, d.proposals), zap.Int(telemetry.KeyNodes, d.nodes),
 		zap.Int64(telemetry.KeyDurationMS, time.Since(began).Milliseconds()),
 	}
-	if level == zap.WarnLevel {
+	if level == zap.WarnLevel || d.refused {
 		fields = append(fields, zap.NamedError(telemetry.KeyErr, err))
 	}
 	s.cfg.Log.Log(level, "request ended", fields...)

@@ -45,7 +45,7 @@ type serveCmd struct {
 	Chunk         int           `was:"prefill-chunk" help:"Most prompt tokens that one prefill step reads, rounded down to a multiple of 64 and at least 64; 0 = as many as the engine takes. It changes no output." default:"0"`
 	DDTreeBudget  int           `name:"ddtree-budget" was:"tree-budget" help:"Nodes of draft trees when a request does not say; automatic speculation finds its own." default:"22"`
 	FeatureRows   int           `help:"Positions of features kept per request for a draft that comes back." default:"4096"`
-	FAWindow      int           `name:"fa-window" help:"Newest positions whose keys and values a token of the target reads in layers of full attention, at least 128; 0 = all. Long contexts decode faster, but what lies further back is out of sight: answers change." default:"0"`
+	FAWindow      int           `name:"fa-window" help:"Newest positions whose keys and values a token of the target reads in layers of full attention, at least 128; 0 = all. Long contexts decode faster and take less memory, but what lies further back is out of sight: answers change." default:"0"`
 	MaxTokenGapMS int           `name:"max-token-gap-ms" help:"Longest wait of a running stream between two tokens while prompts are read, in milliseconds; 0 = 4 times its own step, at least 50." default:"0"`
 	DraftDeadline time.Duration `help:"Longest wait for a proposal." default:"400ms"`
 	Lookup        bool          `help:"Let automatic speculation propose what followed the newest tokens where they stood in prompt or answer before; it needs no draft." default:"true" negatable:""`
@@ -69,7 +69,7 @@ const mostPrefixes = 1024
 
 // Validate reports every setting that cannot work.
 func (c *serveCmd) Validate() error {
-	if err := errors.Join(c.Flags.Validate(), c.Pool(int(c.MaxCtx)),
+	if err := errors.Join(c.Flags.Validate(), c.Pool(int(c.MaxCtx)), workernode.CheckWindow(c.FAWindow),
 		c.StageFlags.validate(&c.Flags)); err != nil {
 		return err
 	}
@@ -92,8 +92,6 @@ func (c *serveCmd) Validate() error {
 		return fmt.Errorf("--kv-cache-min-tokens: must be >= 1, got %d", c.KVCacheMinTokens)
 	case c.DDTreeBudget < 1:
 		return fmt.Errorf("--ddtree-budget: must be >= 1, got %d", c.DDTreeBudget)
-	case c.FAWindow != 0 && (c.FAWindow < engine.LeastWindow || c.FAWindow > engine.MostWindow):
-		return fmt.Errorf("--fa-window: must be 0 or in %d..%d, got %d", engine.LeastWindow, engine.MostWindow, c.FAWindow)
 	case c.FeatureRows < 64:
 		return fmt.Errorf("--feature-rows: must be >= 64, got %d", c.FeatureRows)
 	case c.MaxTokenGapMS < 0 || c.MaxTokenGapMS > 60_000:
