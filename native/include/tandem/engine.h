@@ -343,8 +343,8 @@ TND_API tnd_status tnd_snapshot_demote(tnd_engine* engine, int32_t snapshot);
 TND_API tnd_status tnd_snapshot_free(tnd_engine* engine, int32_t snapshot);
 /* A snapshot piece by piece, so that one of any length is stored and read back without a copy of it in memory. Targets
  * only. Reading copies bytes [offset, offset + bytes) of a part, of pages whole blocks, and gives their CRC-32C (not
- * when crc is NULL). Rows of the last page beyond the length are zero, as are pages that a window has released; pages in
- * host memory are read there. */
+ * when crc is NULL). Rows of the last page beyond the length are zero, as are pages that a window has released; pages
+ * in host memory are read there. */
 TND_API tnd_status tnd_snapshot_describe(tnd_engine* engine, int32_t snapshot, tnd_snapshot_layout* layout);
 TND_API tnd_status tnd_snapshot_read(tnd_engine* engine, int32_t snapshot, int32_t part, uint64_t offset, void* data,
                                      uint64_t bytes, uint32_t* crc);
