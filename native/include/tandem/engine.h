@@ -327,8 +327,8 @@ TND_API tnd_status tnd_sequence_create(tnd_engine* engine, int32_t* sequence);
 TND_API tnd_status tnd_sequence_fork(tnd_engine* engine, int32_t sequence, int32_t* fork);
 TND_API tnd_status tnd_sequence_free(tnd_engine* engine, int32_t sequence);
 TND_API tnd_status tnd_sequence_length(tnd_engine* engine, int32_t sequence, int32_t* length);
-/* Keeps the first `length` positions. TND_FAILED_PRECONDITION: of a recurrent model, unless length is the current one or
- * 0; with a window, when a page that is read at the new tip was released. */
+/* Keeps the first `length` positions. TND_FAILED_PRECONDITION: of a recurrent model, unless length is the current one
+ * or 0; with a window, when a page that is read at the new tip was released. */
 TND_API tnd_status tnd_sequence_truncate(tnd_engine* engine, int32_t sequence, int32_t length);
 TND_API tnd_status tnd_sequence_sampler(tnd_engine* engine, int32_t sequence, const tnd_sampler* sampler);
 
