@@ -13,7 +13,7 @@ type serveCmd struct{}
 // Run serves until the host ends us.
 func (*serveCmd) Run(c *cli) error {
 	log := program.Logger(os.Stderr, c.LogLevel)
-	return program.Serve(log, "try: tandem-engine info", func() (engine.Opener, error) {
+	return program.Serve(log, version, "try: tandem-engine info", func() (engine.Opener, error) {
 		if c.Lib == "" {
 			return opener{cli: c, log: nativeLog(log)}, nil
 		}

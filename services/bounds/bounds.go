@@ -52,6 +52,8 @@ const (
 	mostSettings = 64
 	mostMS       = 1e12
 	mostCount    = 1 << 53
+
+	mostTraceSpans = 1 << 14 // of a trace, in a worker and its engines
 )
 
 func by(where string) Rule          { return Rule{By: where} }

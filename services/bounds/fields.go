@@ -140,6 +140,23 @@ var Fields = map[protoreflect.FullName]Rule{
 	"tandem.v1.Propose.block":       by("worker-draft/internal/server check, fresh and request"),
 	"tandem.v1.Propose.mode":        by("worker-draft/internal/server check, fresh and request"),
 	"tandem.v1.Propose.deadline_us": by("worker-draft/internal/server check, fresh and request"),
+	"tandem.v1.Propose.span":        {Any: "names a span"},
+
+	"tandem.v1.GetTraceRequest.trace_id":    by("services/telemetry GetTrace"),
+	"tandem.v1.GetTraceRequest.request_id":  by("services/telemetry GetTrace"),
+	"tandem.v1.ExportTraceRequest.trace_id": by("services/telemetry ExportTrace"),
+	"tandem.v1.GetTraceResponse.spans":      {Inner: true, Count: mostTraceSpans},
+
+	"tandem.v1.TraceSpan.trace_id":         token(mostName),
+	"tandem.v1.TraceSpan.span_id":          token(mostName),
+	"tandem.v1.TraceSpan.parent_id":        token(mostName),
+	"tandem.v1.TraceSpan.name":             name(mostName),
+	"tandem.v1.TraceSpan.service":          name(mostName),
+	"tandem.v1.TraceSpan.worker":           name(mostID),
+	"tandem.v1.TraceSpan.start_unix_nanos": {Any: "a time"},
+	"tandem.v1.TraceSpan.duration_nanos":   number(0, math.MaxInt64),
+	"tandem.v1.TraceSpan.error":            name(mostText),
+	"tandem.v1.TraceSpan.attributes":       {Count: mostSettings, KeyBytes: 64, Bytes: mostText},
 
 	"tandem.v1.SpeculateResponse.tokens":     by("services/ddtree Set"),
 	"tandem.v1.SpeculateResponse.parents":    by("services/ddtree Set"),

@@ -5,6 +5,7 @@ package config
 var programVariables = []string{
 	"TANDEM_ADDRESS",
 	"TANDEM_ADVERTISE",
+	"TANDEM_ALL",
 	"TANDEM_ALLOWED_HOST",
 	"TANDEM_ANTHROPIC_INPUT_TOTAL",
 	"TANDEM_API_KEY",
@@ -136,6 +137,7 @@ var programVariables = []string{
 	"TANDEM_TLS_CERT",
 	"TANDEM_TLS_KEY",
 	"TANDEM_TRACE_RATIO",
+	"TANDEM_TRACE_SLOW_MS",
 	"TANDEM_WORKER_ID",
 }
 

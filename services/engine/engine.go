@@ -172,9 +172,20 @@ type Group struct {
 	Kind     GroupKind
 	Commit   bool // the rows are a chain from the tip, and the step commits them; without it they stay pending
 	// pending rows to commit, indices within the sequence's group of its last step; each the parent of the next
-	Path []int32
-	Kept KeptRange // features to read once Path is committed
+	Path  []int32
+	Kept  KeptRange // features to read once Path is committed
+	Trace Trace
 }
+
+// Trace names the span that work in the engine is part of. The zero value says that the work is not traced.
+type Trace struct {
+	High, Low uint64 // halves of the trace id
+	Span      uint64
+	Sampled   bool // the trace is exported, not only kept for a while
+}
+
+// On reports whether the work is traced.
+func (t *Trace) On() bool { return t.Span != 0 }
 
 // KeptRange names committed positions from Position on whose rows wanted WantKeep; the zero value names none.
 type KeptRange struct {
@@ -225,6 +236,7 @@ type DraftRequest struct {
 	Block       int32
 	TopK        int32
 	Temperature float32
+	Trace       Trace
 }
 
 // FeatureRows are features of committed positions, to be appended to a draft's sequence before proposals are made.

@@ -19,6 +19,8 @@ import (
 type Providers struct {
 	Meter  metric.MeterProvider
 	Tracer trace.TracerProvider
+	// Only is the full name of the one method that is instrumented; empty = all.
+	Only string
 }
 
 func (p Providers) options() []otelgrpc.Option {
@@ -32,17 +34,22 @@ func (p Providers) options() []otelgrpc.Option {
 		otelgrpc.WithMeterProvider(p.Meter),
 		otelgrpc.WithTracerProvider(p.Tracer),
 		otelgrpc.WithPropagators(propagation.TraceContext{}),
-		otelgrpc.WithFilter(func(rpc *stats.RPCTagInfo) bool { return known(rpc.FullMethodName) }),
+		otelgrpc.WithFilter(func(rpc *stats.RPCTagInfo) bool {
+			return known(rpc.FullMethodName) && (p.Only == "" || p.Only == rpc.FullMethodName)
+		}),
 	}
 }
 
 // known reports whether a method exists in this program: callers may name any, and each would be a label of its own.
-// Health checks are left out, which come every few seconds, and leases, which last as long as a worker: neither
-// tells anything.
+// Health checks and looks at drafts are left out, which come every few seconds, leases, which last as long as a worker,
+// and questions about traces: they tell nothing of a request.
 func known(method string) bool {
 	name := strings.ReplaceAll(strings.TrimPrefix(method, "/"), "/", ".")
-	if strings.HasPrefix(name, "grpc.health.") || strings.HasPrefix(name, "tandem.v1.RegistryService.") {
-		return false
+	for _, prefix := range []string{"grpc.health.", "tandem.v1.RegistryService.", "tandem.v1.TelemetryService.",
+		"tandem.v1.DraftService.GetDraft"} {
+		if strings.HasPrefix(name, prefix) {
+			return false
+		}
 	}
 	d, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(name))
 	if err != nil {

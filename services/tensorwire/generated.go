@@ -430,6 +430,7 @@ var proposeNames = Names{Message: "tandem.v1.Propose", Fields: []string{
 	4: "block",
 	5: "mode",
 	6: "deadline_us",
+	7: "span",
 }}
 
 func appendPropose(b []byte, m *tandemv1.Propose) []byte {
@@ -439,6 +440,7 @@ func appendPropose(b []byte, m *tandemv1.Propose) []byte {
 	b = AppendInt(b, 4, m.Block)
 	b = AppendInt(b, 5, m.Mode)
 	b = AppendInt(b, 6, m.DeadlineUs)
+	b = AppendUint(b, 7, m.Span)
 	return b
 }
 
@@ -450,6 +452,7 @@ func readPropose(r *Reader, m *tandemv1.Propose, fresh bool) {
 		m.Block = 0
 		m.Mode = 0
 		m.DeadlineUs = 0
+		m.Span = 0
 	}
 	for tag := r.Next(); tag != 0; tag = r.Next() {
 		switch tag {
@@ -465,6 +468,8 @@ func readPropose(r *Reader, m *tandemv1.Propose, fresh bool) {
 			m.Mode = tandemv1.SpeculationMode(r.Int32())
 		case 6<<3 | Varint:
 			m.DeadlineUs = r.Int32()
+		case 7<<3 | Varint:
+			m.Span = r.Uvarint()
 		default:
 			r.Other(tag, &proposeNames)
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/gguf"
 	"github.com/tandem-inference/tandem/services/procwatch"
+	"github.com/tandem-inference/tandem/services/telemetry"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
@@ -44,9 +45,13 @@ type Flags struct {
 
 	Supervise bool `help:"Run the worker as a child process that is killed and started again when it hangs, and pass signals on; for containers, whose engine restarts only what has ended." default:"false"`
 
+	telemetry.TraceFlags
+
 	LogLevel  string `help:"Least severe messages shown: debug, info, warn, error, or auto: warn on a terminal, info otherwise." default:"auto" enum:"auto,debug,info,warn,error"`
 	LogFormat string `help:"json, console, or auto: console on a terminal, json otherwise." default:"auto" enum:"auto,json,console,text"`
 	ParentPid int    `help:"Exit when this process is gone, 0 = stay." default:"0" placeholder:"PID"`
+
+	traces *telemetry.Traces // nil before Open
 }
 
 // leastPark is the least --park-after: below it, an engine would be opened for nearly every request.
@@ -86,7 +91,7 @@ func (f *Flags) Validate() error {
 	if _, err := device.Parse(f.Device); err != nil {
 		errs = append(errs, fmt.Errorf("--device: %w", err))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, f.TraceFlags.Validate())...)
 }
 
 // Check reports settings that are legal and dangerous.

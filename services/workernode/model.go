@@ -153,5 +153,6 @@ func (f *Flags) Host(log *zap.Logger) (*host.Host, error) {
 		return nil, err
 	}
 	return host.NewHost(host.HostConfig{Program: program, Library: library,
-		Logger: telemetry.HCLog(log.Named("engine")), HangLimit: f.HangLimit()})
+		Logger: telemetry.HCLog(log.Named("engine")), HangLimit: f.HangLimit(), Traces: f.traces,
+		Env: []string{host.OTLPVariable + "=" + f.OTLPEndpoint, host.WorkerVariable + "=" + f.WorkerID}})
 }

@@ -91,14 +91,12 @@ const (
 )
 
 // Dialer returns a function that connects to drafts, whose streams travel as transport says.
-func Dialer(transport string) func(address string) (*grpc.ClientConn, error) {
-	if transport == TransportGRPC {
-		return func(address string) (*grpc.ClientConn, error) { return Dial(address) }
-	}
-	return func(address string) (*grpc.ClientConn, error) {
+func Dialer(transport string, more ...grpc.DialOption) func(address string) (*grpc.ClientConn, error) {
+	if transport != TransportGRPC {
 		shared := shmstream.ClientInterceptor(tandemv1.DraftService_Speculate_FullMethodName)
-		return Dial(address, grpc.WithChainStreamInterceptor(shared))
+		more = append(more, grpc.WithChainStreamInterceptor(shared))
 	}
+	return func(address string) (*grpc.ClientConn, error) { return Dial(address, more...) }
 }
 
 // Dial connects to another worker.
@@ -124,8 +122,13 @@ func Run(ctx context.Context, cfg Config, w Worker) error {
 		return err
 	}
 	defer n.notify.Close()
-	n.server = grpc.NewServer(append(ServerOptions(cfg.Log), cfg.Options...)...)
+	options := append(ServerOptions(cfg.Log), telemetry.ServerOptions(cfg.Flags.providers())...)
+	n.server = grpc.NewServer(append(options, cfg.Options...)...)
 	w.Register(n.server)
+	if cfg.Flags.traces.On() {
+		cfg.Flags.traces.Register(n.server)
+		defer cfg.Flags.flushTraces()
+	}
 	healthv1.RegisterHealthServer(n.server, n.health)
 	reflection.Register(n.server)
 	cfg.Registration.Address = cfg.Flags.Advertise

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"github.com/alecthomas/kong"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
@@ -14,7 +15,9 @@ import (
 	"github.com/tandem-inference/tandem/services/gguf"
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/telemetry"
+	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 )
 
 // Main parses args into cli and runs the chosen command, whose Run method takes the program's streams. It returns the
@@ -75,14 +78,46 @@ func (f *Flags) Open(s Streams, role tandemv1.Role, cacheDir string) (*Opened, e
 	}
 	name := registry.RoleName(role)
 	id := f.ID(name)
+	f.WorkerID = id // a name that was made up is the process's for good
 	log = log.Named("worker." + name).With(zap.String(telemetry.KeyWorker, id))
+	f.traces, err = telemetry.OpenTraces(context.Background(), telemetry.Process{
+		Service: "tandem-worker-" + name, Version: config.Version(), Worker: id, Warn: telemetry.WarnTo(log),
+	}, &f.TraceFlags)
+	if err != nil {
+		_ = file.Close()
+		return nil, fmt.Errorf("traces: %w", err)
+	}
 	return &Opened{Log: log, File: file, flags: f, role: role, id: id}, nil
+}
+
+// Tracer is where the worker's spans go.
+func (o *Opened) Tracer() trace.TracerProvider { return o.flags.traces.TracerProvider() }
+
+// DialOptions have the calls on a connection to another worker continue the traces of their requests.
+func (o *Opened) DialOptions() []grpc.DialOption { return telemetry.DialOptions(o.flags.providers()) }
+
+// providers are where telemetry of RPCs goes.
+func (f *Flags) providers() telemetry.Providers {
+	if !f.traces.On() {
+		return telemetry.Providers{}
+	}
+	return telemetry.Providers{Tracer: f.traces.TracerProvider()}
 }
 
 // Registration describes the worker to a gateway as far as flags and file say. It reads the whole file where its digest
 // is not kept yet.
 func (o *Opened) Registration(ctx context.Context) (*tandemv1.Registration, error) {
 	return Registration(ctx, o.flags, o.id, o.role, o.File, config.Version())
+}
+
+// flushTimeout bounds the wait for a collector at the end.
+const flushTimeout = 2 * time.Second
+
+// flushTraces sends the last spans.
+func (f *Flags) flushTraces() {
+	ctx, cancel := context.WithTimeout(context.Background(), flushTimeout)
+	defer cancel()
+	_ = f.traces.Shutdown(ctx) // lost spans are no fault
 }
 
 // RunWithEngine serves w while keeper keeps its engine open. The worker is in the cluster from the start and reports

@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/httpapi"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
+	"github.com/tandem-inference/tandem/gateway/internal/traces"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/telemetry"
@@ -58,6 +59,7 @@ type App struct {
 	registry       *registry.Server
 	cluster        *cluster.Cluster
 	models         *models
+	traces         *traces.Service
 	turns          *turn.Service
 	api            *httpapi.Server
 	httpServer     *http.Server
@@ -84,9 +86,9 @@ func New(cfg Config, deps Deps) (_ *App, err error) {
 		}
 	}
 	if deps.Traces == nil {
-		if deps.Traces, err = telemetry.NewTraces(context.Background(), "tandem-gateway", deps.Version, cfg.OTLPEndpoint,
-			cfg.TraceRatio); err != nil {
-			return nil, fmt.Errorf("--otlp-endpoint: %w", err)
+		process := telemetry.Process{Service: "tandem-gateway", Version: deps.Version, Warn: telemetry.WarnTo(deps.Logger)}
+		if deps.Traces, err = telemetry.OpenTraces(context.Background(), process, &cfg.TraceFlags); err != nil {
+			return nil, fmt.Errorf("traces: %w", err)
 		}
 	}
 	a := &App{cfg: cfg, deps: deps, log: deps.Logger}
@@ -160,6 +162,7 @@ func (a *App) Run(ctx context.Context) error {
 	defer stop()
 	grp, failed := errgroup.WithContext(parts)
 	grp.Go(func() error { return a.cluster.Run(parts) })
+	grp.Go(func() error { return a.traces.Run(parts) })
 	grp.Go(func() error { return a.models.run(parts) })
 	grp.Go(func() error { return a.turns.RunAhead(parts) })
 	grp.Go(func() error { return a.serveHTTP() })

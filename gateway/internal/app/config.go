@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/httpapi"
 	"github.com/tandem-inference/tandem/gateway/internal/watchdog"
 	"github.com/tandem-inference/tandem/services/config"
+	"github.com/tandem-inference/tandem/services/telemetry"
 )
 
 // Config holds every setting of the gateway. The tags make it a group of kong flags; names, defaults and meaning
@@ -75,7 +76,7 @@ type Config struct {
 	AllowedHost           []string        `placeholder:"NAME" help:"Further host names under which clients may call a gateway that listens on loopback and asks for no key; repeatable."`
 	APIKey                []config.Secret `name:"api-key" placeholder:"KEY" help:"Key that clients must present; repeatable."`
 	APIKeyFile            string          `name:"api-key-file" type:"path" placeholder:"PATH" help:"File of keys, one a line, optional \"name:\" in front, or \"name,trusted:\" for keys that may set X-Priority."`
-	ProtectIntrospection  bool            `help:"Ask for a key on /props, /metrics and /cluster too."`
+	ProtectIntrospection  bool            `help:"Ask for a key on /props, /metrics, /cluster and /trace too."`
 	TLSCert               string          `name:"tls-cert" type:"path" placeholder:"PATH" help:"Certificate of the HTTP and gRPC ports; read again when the file changes and on SIGHUP, like the files of its key and of API keys."`
 	TLSKey                string          `name:"tls-key" type:"path" placeholder:"PATH" help:"Key of that certificate."`
 	PrefillCompression    string          `default:"off" enum:"off,auto,always" help:"Prompt compression: off, auto, always."`
@@ -86,8 +87,7 @@ type Config struct {
 	PflashTimeoutS        float64         `name:"pflash-timeout-s" default:"60" help:"Longest wait for the scorer, seconds."`
 	PflashRequestOverride bool            `default:"true" negatable:"" help:"Let requests choose compression for themselves."`
 
-	OTLPEndpoint string  `name:"otlp-endpoint" placeholder:"URL" help:"Collector that gets traces over OTLP/gRPC, for example http://127.0.0.1:4317; default: none."`
-	TraceRatio   float64 `default:"1" help:"Share of the requests that are traced; those that their client traces always are."`
+	telemetry.TraceFlags
 
 	LeaseTTLS      float64 `name:"lease-ttl-s" default:"6" hidden:"" help:"Silence after which a worker counts as lost, seconds."`
 	FilePollS      float64 `name:"file-poll-s" default:"2" hidden:"" help:"How often files of keys and certificates are looked at, seconds."`
@@ -107,7 +107,7 @@ func Defaults() Config {
 		Host: "127.0.0.1", Port: 8000, GRPCPort: 8103, RegistryListen: "127.0.0.1:8104",
 		DegenerateWatchdog: watchdog.AfterClose, MaxN: 8, MaxQueue: 256, QueueTimeoutS: 600, NoWorkerTimeoutS: 30,
 		FailoverTimeoutS: 60, ShutdownGraceS: 30, SSEKeepaliveS: 15, StreamUsageDefault: true,
-		CORSOrigin: []string{httpapi.OriginLocal}, TraceRatio: 1, ResponseStoreMB: 64, BodyMemoryMB: 512,
+		CORSOrigin: []string{httpapi.OriginLocal}, ResponseStoreMB: 64, BodyMemoryMB: 512,
 		ImagePolicy: imagesReplaced, CacheIsolation: "shared", ReadAhead: "on", Route: "prefix", PrefillCompression: "off",
 		PrefillThreshold: 32000,
 		PrefillKeepRatio: 0.05, PflashTimeoutS: 60, PflashRequestOverride: true, LeaseTTLS: 6, FilePollS: 2,
@@ -127,6 +127,9 @@ func (c *Config) Validate() error {
 	c.validateFiles(bad)
 	if _, err := compress.ParseCurve(c.PrefillKeepCurve); err != nil {
 		bad("prefill-keep-curve", "%v", err)
+	}
+	if err := c.TraceFlags.Validate(); err != nil {
+		errs = append(errs, err)
 	}
 	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return errors.Join(errs...)
@@ -198,9 +201,6 @@ func (c *Config) validateNumbers(bad report) {
 	}
 	if !(c.PrefillKeepRatio > 0 && c.PrefillKeepRatio <= 1) {
 		bad("prefill-keep-ratio", "%g is not in (0, 1]", c.PrefillKeepRatio)
-	}
-	if !(c.TraceRatio >= 0 && c.TraceRatio <= 1) {
-		bad("trace-ratio", "%g is not in [0, 1]", c.TraceRatio)
 	}
 }
 

@@ -24,6 +24,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/responses"
 	"github.com/tandem-inference/tandem/gateway/internal/seal"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
+	"github.com/tandem-inference/tandem/gateway/internal/traces"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/config"
@@ -136,6 +137,8 @@ func (a *App) wire() error {
 			Absence: seconds(cfg.NoWorkerTimeoutS), ByPrefix: cfg.Route == "prefix"},
 		Scorers: cluster.PoolConfig{MaxQueue: cfg.MaxQueue},
 	}, cluster.Deps{Registry: a.registry, Logger: a.log.Named("cluster"), DialOptions: a.workerDialOptions()})
+	a.traces = traces.New(traces.Config{Slow: cfg.Slow()}, traces.Deps{Traces: a.deps.Traces, Workers: a.cluster.Workers,
+		Connect: a.cluster.Connect, Logger: a.log.Named("traces")})
 	a.models = newModels(cfg, a.deps.Version, a.cluster, a.log.Named("model"))
 	if err := a.models.loadConfigured(); err != nil {
 		return err
@@ -198,7 +201,7 @@ func (a *App) wire() error {
 			anthropic.Deps{Turn: turns, Logger: a.log.Named("anthropic")}),
 		Cluster: a.cluster, Targets: a.cluster.Targets, Memory: memory, Model: a.models.served,
 		Envelope: limits.Envelope, Metrics: set, Scrape: a.deps.Metrics.Handler(), Logger: a.log.Named("http"),
-		Tracer: a.deps.Traces.TracerProvider(), Bodies: a.bodies, Draining: a.draining.Load,
+		Tracer: a.deps.Traces.TracerProvider(), Traces: a.traces, Bodies: a.bodies, Draining: a.draining.Load,
 		ScorerReady: a.cluster.Scorers.Ready,
 	})
 	a.httpServer = a.newHTTPServer()

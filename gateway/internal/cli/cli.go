@@ -23,6 +23,7 @@ type Commands struct {
 	Gateway GatewayCmd `cmd:"" help:"Run the gateway only; workers join it at --registry-listen."`
 	Inspect InspectCmd `cmd:"" help:"Show what a GGUF model file holds and what it needs to run."`
 	Health  HealthCmd  `cmd:"" help:"Ask a gateway whether it can serve; exit status 0 or 1."`
+	Trace   TraceCmd   `cmd:"" help:"Show where the time of one request went, in all processes."`
 	Version VersionCmd `cmd:"" help:"Print the version."`
 }
 

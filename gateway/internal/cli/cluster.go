@@ -239,6 +239,7 @@ func (c *cluster) spec(programs, name string, args []string) supervise.Spec {
 	if w := c.cfg.workers; w.ParkAfter > 0 && !(name == workerPrefill && w.PrefillSkipPark) {
 		args = append(args, "--park-after", w.ParkAfter.String())
 	}
+	args = append(args, c.cfg.gateway.TraceFlags.Arguments()...)
 	if c.cfg.workers.Engine != "" {
 		args = append(args, "--engine", c.cfg.workers.Engine)
 	}

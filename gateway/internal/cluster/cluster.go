@@ -174,8 +174,13 @@ func (c *Cluster) warnOdd(w registry.Worker) {
 	}
 }
 
+// Connect opens a connection of its own to a worker, for the caller to close.
+func (c *Cluster) Connect(w registry.Worker) (*grpc.ClientConn, error) {
+	return grpc.NewClient(target(w.Registration.GetAddress()), c.dial...)
+}
+
 func (c *Cluster) connect(w registry.Worker) *grpc.ClientConn {
-	conn, err := grpc.NewClient(target(w.Registration.GetAddress()), c.dial...)
+	conn, err := c.Connect(w)
 	if err != nil {
 		c.log.Error("worker address cannot be used", zap.String(telemetry.KeyWorker, w.ID), zap.Error(err))
 		return nil

@@ -120,6 +120,7 @@ func (g *Generator) Run(ctx context.Context, req *Request, sink Sink) (*Usage, e
 		req.Arrived = time.Now()
 	}
 	ctx, span, own := g.tracing.request(ctx, req)
+	g.tracing.prepared(ctx, req)
 	u, err := r.run(ctx)
 	g.tracing.end(span, own, &r.usage, r.finishes, err)
 	return u, err
@@ -213,13 +214,13 @@ func (r *run) prepare(ctx context.Context) ([]job, error) {
 		var report *compress.Report
 		if p.Compress != nil {
 			began := time.Now()
-			c := p.Compress(ctx)
+			within, span := r.g.tracing.compress(ctx)
+			c := p.Compress(within)
+			r.g.tracing.compressed(span, &c.Report)
 			if err := ctx.Err(); err != nil {
 				return nil, err
 			}
-			took := time.Since(began)
-			r.usage.Compress += took
-			r.g.tracing.compressed(ctx, began, took, &c.Report)
+			r.usage.Compress += time.Since(began)
 			report = &c.Report
 			r.usage.Compression = report
 			if r.req.Compressed != nil {

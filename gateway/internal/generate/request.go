@@ -24,6 +24,8 @@ type Prompt struct {
 	Compress compress.Func
 	// Hints are positions in Tokens up to which the client is going to send the prompt again, ascending.
 	Hints []int32
+	// Rendering is how the prompt came about, for traces; zero = it is not known.
+	Rendering model.Rendering
 }
 
 // Request is a request of any dialect in its normal form.

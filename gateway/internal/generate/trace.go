@@ -64,6 +64,16 @@ func (t tracing) phase(ctx context.Context, name string, from time.Time, took ti
 	span.End(trace.WithTimestamp(from.Add(took)))
 }
 
+// prepared records how the prompts of a request came about.
+func (t tracing) prepared(ctx context.Context, req *Request) {
+	for i := range req.Prompts {
+		r := &req.Prompts[i].Rendering
+		t.phase(ctx, "render", r.Began, r.Template)
+		t.phase(ctx, "tokenize", r.Began.Add(r.Template), r.Tokenize,
+			attribute.Int(telemetry.AttrTokens, len(req.Prompts[i].Tokens)))
+	}
+}
+
 // choice records the phases of a choice: reading the prompt until the first token, then decoding.
 func (t tracing) choice(ctx context.Context, s *stream, admitted time.Time) {
 	if s.first.IsZero() {
@@ -75,21 +85,27 @@ func (t tracing) choice(ctx context.Context, s *stream, admitted time.Time) {
 		attribute.Int64(telemetry.AttrAccepted, s.accepted))
 }
 
-// compressed records the phase of compression; one that was to run and did not is an error.
-func (t tracing) compressed(ctx context.Context, from time.Time, took time.Duration, c *compress.Report) {
-	if took <= 0 || !trace.SpanFromContext(ctx).IsRecording() {
-		return
+// compress starts the span of a compression.
+func (t tracing) compress(ctx context.Context) (context.Context, trace.Span) {
+	if !trace.SpanFromContext(ctx).IsRecording() {
+		return ctx, tracenoop.Span{}
 	}
-	_, span := t.tracer.Start(ctx, "compress", trace.WithTimestamp(from),
-		trace.WithAttributes(attribute.Int(telemetry.AttrTokens, c.OriginalTokens)))
-	if !c.Applied {
+	return t.tracer.Start(ctx, "compress")
+}
+
+// compressed ends it; a compression that was to run and did not is an error.
+func (t tracing) compressed(span trace.Span, c *compress.Report) {
+	span.SetAttributes(attribute.Int(telemetry.AttrTokens, c.OriginalTokens))
+	if c.Applied {
+		span.SetAttributes(attribute.Int(telemetry.AttrKept, c.KeptTokens))
+	} else {
 		span.SetAttributes(attribute.String(telemetry.AttrReason, c.Reason))
 	}
 	if c.Failed {
 		span.SetAttributes(attribute.String("error.type", c.Reason))
 		span.SetStatus(codes.Error, c.Reason)
 	}
-	span.End(trace.WithTimestamp(from.Add(took)))
+	span.End()
 }
 
 // end adds the account, and ends the span if request began it. A client that left is no error.

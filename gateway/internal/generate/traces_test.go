@@ -167,7 +167,7 @@ func TestTraces(t *testing.T) {
 	c, endpoint := collect(t)
 	r := rig.Start(t, func(cfg *app.Config) {
 		cfg.OTLPEndpoint = endpoint
-		cfg.TraceRatio = 0 // only what the client traces
+		cfg.TraceRatio = new(0.0) // only what the client traces
 	})
 	r.Target(gatewaytest.WorkerOptions{Decode: r.Reply("A secret answer.", 1)})
 	ask := func(traceparent string) {

@@ -30,7 +30,7 @@ import (
 type Config struct {
 	// Keys that clients must present; without any the server is open.
 	Keys *apikey.Ring
-	// ProtectIntrospection asks for a key on /props, /metrics and /cluster too.
+	// ProtectIntrospection asks for a key on /props, /metrics, /cluster and /trace too.
 	ProtectIntrospection bool
 	// CORSOrigins are the origins whose pages may use the server: OriginLocal, OriginAny, or scheme://host[:port].
 	CORSOrigins []string
@@ -63,6 +63,8 @@ type Deps struct {
 	Logger *zap.Logger
 	// Tracer gets a span per request; nil = none.
 	Tracer trace.TracerProvider
+	// Traces are what /trace shows; nil = none.
+	Traces Traces
 	// Bodies bounds the memory of request bodies; nil = no bound.
 	Bodies *bodybudget.Budget
 	// Draining tells whether the gateway is shutting down.
@@ -133,7 +135,7 @@ type access uint8
 
 const (
 	accessOpen       access = iota // health
-	accessIntrospect               // props, metrics, cluster
+	accessIntrospect               // props, metrics, cluster, trace
 	accessKey                      // everything else
 )
 
@@ -161,6 +163,7 @@ type Server struct {
 	scrapes     http.Handler
 	log         *zap.Logger
 	tracer      trace.Tracer
+	traces      Traces
 	bodies      *bodybudget.Budget
 	draining    func() bool
 	scorerReady func() bool
@@ -183,7 +186,7 @@ func New(cfg Config, deps Deps) *Server {
 	s := &Server{
 		cfg: cfg, turns: deps.Turns, openai: deps.OpenAI, cluster: deps.Cluster, targets: deps.Targets, memory: deps.Memory,
 		model: deps.Model, metrics: deps.Metrics, scrapes: deps.Scrape, log: deps.Logger,
-		tracer: newTracer(deps.Tracer), bodies: deps.Bodies, draining: deps.Draining, scorerReady: deps.ScorerReady,
+		tracer: newTracer(deps.Tracer), traces: deps.Traces, bodies: deps.Bodies, draining: deps.Draining, scorerReady: deps.ScorerReady,
 		envelope: deps.Envelope, routes: map[string]*route{},
 	}
 	s.add("GET", "/", accessOpen, false, s.health)
@@ -193,6 +196,7 @@ func New(cfg Config, deps Deps) *Server {
 	s.add("GET", "/props", accessIntrospect, false, s.props)
 	s.add("GET", "/metrics", accessIntrospect, false, s.scrape)
 	s.add("GET", "/cluster", accessIntrospect, false, s.topology)
+	s.add("GET", "/trace/{id}", accessIntrospect, false, s.trace)
 	for _, prefix := range []string{"/v1", ""} {
 		s.add("GET", prefix+"/models", accessKey, false, s.models)
 		s.add("GET", prefix+"/models/{id}", accessKey, false, s.oneModel)

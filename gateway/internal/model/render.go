@@ -2,6 +2,7 @@ package model
 
 import (
 	"strings"
+	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
 	"github.com/tandem-inference/tandem/gateway/internal/chattemplate"
@@ -15,6 +16,13 @@ type Rendered struct {
 	Tokens   []int32
 	// Thinking says that the prompt ends with the open marker: the output begins in reasoning.
 	Thinking bool
+	Rendering
+}
+
+// Rendering is the time that a prompt took.
+type Rendering struct {
+	Began              time.Time
+	Template, Tokenize time.Duration
 }
 
 // Text is the prompt as text.
@@ -34,6 +42,7 @@ func (m *Model) Render(c *chat.Conversation) (*Rendered, error) { return m.Rende
 // RenderWithin is Render for a prompt of which at most limit tokens can be used, 0 = no limit. One that is certainly
 // longer is refused before it is tokenised, with an rpcerr.ContextLength.
 func (m *Model) RenderWithin(c *chat.Conversation, limit int) (*Rendered, error) {
+	began := time.Now()
 	segs, err := m.segments(c)
 	if err != nil {
 		return nil, err
@@ -47,8 +56,10 @@ func (m *Model) RenderWithin(c *chat.Conversation, limit int) (*Rendered, error)
 			return nil, reqerr.ContextLengthAtLeast(least, limit)
 		}
 	}
+	took := time.Since(began)
 	r := &Rendered{Segments: segs, Tokens: m.Tokenizer.EncodeSegments(segs)}
 	r.Thinking = m.EndsInThinking(r.Tokens)
+	r.Rendering = Rendering{Began: began, Template: took, Tokenize: time.Since(began) - took}
 	return r, nil
 }
 

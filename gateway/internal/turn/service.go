@@ -230,7 +230,8 @@ func (s *Service) Prepare(m *model.Model, req *Request) (*Prepared, error) {
 	p.Run.SplitReasoning, p.Run.Operation = true, telemetry.GenAIChat
 	p.Run.ReasoningInContent = req.ReasoningInContent
 	p.PromptTokens = len(rendered.Tokens)
-	prompt := generate.Prompt{Tokens: rendered.Tokens, Thinking: rendered.Thinking}
+	prompt := generate.Prompt{Tokens: rendered.Tokens, Thinking: rendered.Thinking,
+		Rendering: rendered.Rendering}
 	if !req.NoCache {
 		prompt.Hints = m.Marks(conv, rendered)
 	}

@@ -56,7 +56,7 @@ func (c *cli) run() error {
 		fmt.Printf("%d rules\n", len(rules))
 		return nil
 	}
-	return program.Serve(program.Logger(os.Stderr, c.LogLevel), "try: tandem-engine-scripted --check",
+	return program.Serve(program.Logger(os.Stderr, c.LogLevel), version, "try: tandem-engine-scripted --check",
 		func() (engine.Opener, error) {
 			return script.Opener{Rules: c.Script}, nil
 		})

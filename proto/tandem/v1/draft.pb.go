@@ -534,7 +534,9 @@ type Propose struct {
 	Block int32           `protobuf:"varint,4,opt,name=block,proto3" json:"block,omitempty"`
 	Mode  SpeculationMode `protobuf:"varint,5,opt,name=mode,proto3,enum=tandem.v1.SpeculationMode" json:"mode,omitempty"`
 	// The target stops waiting after this long; the draft may skip a proposal that is already late.
-	DeadlineUs    int32 `protobuf:"varint,6,opt,name=deadline_us,json=deadlineUs,proto3" json:"deadline_us,omitempty"`
+	DeadlineUs int32 `protobuf:"varint,6,opt,name=deadline_us,json=deadlineUs,proto3" json:"deadline_us,omitempty"`
+	// Id of the span of the round that waits, as a big-endian number, in the trace of the stream; 0 = the round has none.
+	Span          uint64 `protobuf:"varint,7,opt,name=span,proto3" json:"span,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -607,6 +609,13 @@ func (x *Propose) GetMode() SpeculationMode {
 func (x *Propose) GetDeadlineUs() int32 {
 	if x != nil {
 		return x.DeadlineUs
+	}
+	return 0
+}
+
+func (x *Propose) GetSpan() uint64 {
+	if x != nil {
+		return x.Span
 	}
 	return 0
 }
@@ -771,7 +780,7 @@ const file_tandem_v1_draft_proto_rawDesc = "" +
 	"\ffeature_rows\x18\x05 \x01(\x05R\vfeatureRows\x12E\n" +
 	"\x10feature_encoding\x18\x06 \x01(\x0e2\x1a.tandem.v1.FeatureEncodingR\x0ffeatureEncoding\x12,\n" +
 	"\apropose\x18\a \x01(\v2\x12.tandem.v1.ProposeR\apropose\x12 \n" +
-	"\bfeatures\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\bfeatures:\x04\x88\xe7\x18\x01\"\xbc\x01\n" +
+	"\bfeatures\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\bfeatures:\x04\x88\xe7\x18\x01\"\xd0\x01\n" +
 	"\aPropose\x12\x16\n" +
 	"\x06anchor\x18\x01 \x01(\x05R\x06anchor\x12\x1a\n" +
 	"\bposition\x18\x02 \x01(\x05R\bposition\x12\x16\n" +
@@ -779,7 +788,8 @@ const file_tandem_v1_draft_proto_rawDesc = "" +
 	"\x05block\x18\x04 \x01(\x05R\x05block\x12.\n" +
 	"\x04mode\x18\x05 \x01(\x0e2\x1a.tandem.v1.SpeculationModeR\x04mode\x12\x1f\n" +
 	"\vdeadline_us\x18\x06 \x01(\x05R\n" +
-	"deadlineUs\"\x80\x02\n" +
+	"deadlineUs\x12\x12\n" +
+	"\x04span\x18\a \x01(\x04R\x04span\"\x80\x02\n" +
 	"\x11SpeculateResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x12\n" +
 	"\x04step\x18\x02 \x01(\x04R\x04step\x12\x16\n" +

@@ -17,6 +17,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	goplugin "github.com/hashicorp/go-plugin"
 	"github.com/hashicorp/go-plugin/runner"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
@@ -24,10 +25,17 @@ import (
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/procwatch"
 	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/telemetry"
 )
 
 // ParentPIDVariable tells an engine program whose death it must not survive.
 const ParentPIDVariable = "TANDEM_PARENT_PID"
+
+// Variables that tell an engine program where its spans go and the name of its worker in them.
+const (
+	OTLPVariable   = "TANDEM_OTLP_ENDPOINT"
+	WorkerVariable = "TANDEM_WORKER_ID"
+)
 
 // HostConfig says how engine processes are started.
 type HostConfig struct {
@@ -44,8 +52,24 @@ type HostConfig struct {
 	// HangLimit is how long a process may show no sign of life before it is killed, see procwatch; 0 = its default,
 	// negative = for ever.
 	HangLimit time.Duration
+	// Traces shows the spans of the engines with those of this process, and continues its traces in scorers; nil = neither.
+	Traces *telemetry.Traces
 	// StderrLines is how many of the last lines are kept for the post-mortem, 0 = 40.
 	StderrLines int
+}
+
+// providers are where telemetry of calls goes.
+func (c *HostConfig) providers() telemetry.Providers {
+	if c.Traces == nil || !c.Traces.On() {
+		return telemetry.Providers{}
+	}
+	return Providers(c.Traces.TracerProvider())
+}
+
+// Providers trace the calls of engines whose time shows nowhere else: those of the decode loop name their spans in the
+// request, and control calls are too many.
+func Providers(p trace.TracerProvider) telemetry.Providers {
+	return telemetry.Providers{Tracer: p, Only: enginev1.ScoreService_Score_FullMethodName}
 }
 
 // Validate reports every problem of the configuration.
@@ -177,6 +201,8 @@ func open[R remote](ctx context.Context, h *Host, options engine.OpenOptions, pr
 		_ = p.kill()
 		return nil, r, rpcerr.Internal("dispense engine: %v", err)
 	}
+	conn := raw.(*grpc.ClientConn)
+	detach := h.cfg.Traces.Attach(conn)
 	// The process may die at any time from now on.
 	lost := make(chan struct{})
 	var base *Remote
@@ -185,6 +211,7 @@ func open[R remote](ctx context.Context, h *Host, options engine.OpenOptions, pr
 	go func() {
 		defer p.wait.Done()
 		<-p.proc.Load().exited
+		detach()
 		close(lost)
 		baseMu.Lock()
 		defer baseMu.Unlock()
@@ -192,7 +219,6 @@ func open[R remote](ctx context.Context, h *Host, options engine.OpenOptions, pr
 			base.lose(p.postMortem())
 		}
 	}()
-	conn := raw.(*grpc.ClientConn)
 	p.wait.Add(1)
 	go func() {
 		defer p.wait.Done()
@@ -254,7 +280,7 @@ func (h *Host) clientConfig(p *Process) *goplugin.ClientConfig {
 		Logger:           h.cfg.Logger,
 		StartTimeout:     h.cfg.StartTimeout,
 		Stderr:           p.stderr,
-		GRPCDialOptions:  DialOptions(),
+		GRPCDialOptions:  append(DialOptions(), telemetry.DialOptions(h.cfg.providers())...),
 		UnixSocketConfig: &goplugin.UnixSocketConfig{TempDir: h.cfg.Dir},
 		// With RunnerFunc go-plugin makes a private directory for the socket, mode 0700, and hands it to the child. No TLS
 		// is needed behind it.

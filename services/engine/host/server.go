@@ -5,7 +5,9 @@ import (
 	"io"
 	"slices"
 	"sync"
+	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 
 	enginev1 "github.com/tandem-inference/tandem/proto/tandem/engine/v1"
@@ -25,6 +27,7 @@ type Server struct {
 	enginev1.UnimplementedDraftServiceServer
 	enginev1.UnimplementedScoreServiceServer
 	opener engine.Opener
+	tracer trace.Tracer // nil = steps are not traced
 
 	mu      sync.Mutex // guards engine and opening
 	engine  engine.Engine
@@ -173,9 +176,16 @@ func (s *Server) Step(stream grpc.BidiStreamingServer[enginev1.StepRequest, engi
 	req.Step = &step
 	return s.serve(stream, &req, &resp, &req.Request, &resp.Response, func(ctx context.Context) error {
 		resp.Result = &failed
+		traced, began := s.traced(&step), time.Time{}
+		if traced {
+			began = time.Now()
+		}
 		e, err := as[engine.Target](s)
 		if err == nil {
 			err = e.Step(ctx, &step, &result)
+		}
+		if traced {
+			s.traceStep(&step, &result, began, err)
 		}
 		if err != nil {
 			return err
@@ -194,9 +204,16 @@ func (s *Server) Propose(stream grpc.BidiStreamingServer[enginev1.ProposeRequest
 	)
 	return s.serve(stream, &req, &resp, &req.Request, &resp.Response, func(ctx context.Context) error {
 		resp.Result = &failed
+		traced, began := s.tracedProposal(req.Requests), time.Time{}
+		if traced {
+			began = time.Now()
+		}
 		e, err := as[engine.Draft](s)
 		if err == nil {
 			err = e.Propose(ctx, req.Features, req.Requests, &result)
+		}
+		if traced {
+			s.traceProposals(req.Features, req.Requests, &result, began, err)
 		}
 		if err != nil {
 			return err

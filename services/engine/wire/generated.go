@@ -187,13 +187,17 @@ func readRow(r *tensorwire.Reader, m *engine.Row) {
 }
 
 var groupNames = tensorwire.Names{Message: "tandem.engine.v1.Group", Fields: []string{
-	1: "sequence",
-	2: "rows",
-	3: "kind",
-	4: "commit",
-	5: "path",
-	6: "kept_position",
-	7: "kept_rows",
+	1:  "sequence",
+	2:  "rows",
+	3:  "kind",
+	4:  "commit",
+	5:  "path",
+	6:  "kept_position",
+	7:  "kept_rows",
+	8:  "trace_high",
+	9:  "trace_low",
+	10: "trace_span",
+	11: "trace_sampled",
 }}
 
 func appendGroup(b []byte, m *engine.Group) []byte {
@@ -204,6 +208,10 @@ func appendGroup(b []byte, m *engine.Group) []byte {
 	b = tensorwire.AppendInt32s(b, 5, m.Path)
 	b = tensorwire.AppendSint(b, 6, int32(m.Kept.Position))
 	b = tensorwire.AppendSint(b, 7, int32(m.Kept.Rows))
+	b = tensorwire.AppendUint(b, 8, uint64(m.Trace.High))
+	b = tensorwire.AppendUint(b, 9, uint64(m.Trace.Low))
+	b = tensorwire.AppendUint(b, 10, uint64(m.Trace.Span))
+	b = tensorwire.AppendBool(b, 11, m.Trace.Sampled)
 	return b
 }
 
@@ -215,6 +223,10 @@ func readGroup(r *tensorwire.Reader, m *engine.Group) {
 	m.Path = m.Path[:0]
 	m.Kept.Position = 0
 	m.Kept.Rows = 0
+	m.Trace.High = 0
+	m.Trace.Low = 0
+	m.Trace.Span = 0
+	m.Trace.Sampled = false
 	for tag := r.Next(); tag != 0; tag = r.Next() {
 		switch tag {
 		case 1<<3 | tensorwire.Varint:
@@ -231,6 +243,14 @@ func readGroup(r *tensorwire.Reader, m *engine.Group) {
 			tensorwire.Set(&m.Kept.Position, r.Sint32())
 		case 7<<3 | tensorwire.Varint:
 			tensorwire.Set(&m.Kept.Rows, r.Sint32())
+		case 8<<3 | tensorwire.Varint:
+			tensorwire.Set(&m.Trace.High, r.Uvarint())
+		case 9<<3 | tensorwire.Varint:
+			tensorwire.Set(&m.Trace.Low, r.Uvarint())
+		case 10<<3 | tensorwire.Varint:
+			tensorwire.Set(&m.Trace.Span, r.Uvarint())
+		case 11<<3 | tensorwire.Varint:
+			m.Trace.Sampled = r.Bool()
 		default:
 			r.Other(tag, &groupNames)
 		}
@@ -343,12 +363,16 @@ func fillFeatureRows(r *tensorwire.Reader, m *engine.FeatureRows) {
 }
 
 var draftRequestNames = tensorwire.Names{Message: "tandem.engine.v1.DraftRequest", Fields: []string{
-	1: "sequence",
-	2: "token",
-	3: "position",
-	4: "block",
-	5: "top_k",
-	6: "temperature",
+	1:  "sequence",
+	2:  "token",
+	3:  "position",
+	4:  "block",
+	5:  "top_k",
+	6:  "temperature",
+	7:  "trace_high",
+	8:  "trace_low",
+	9:  "trace_span",
+	10: "trace_sampled",
 }}
 
 func appendDraftRequest(b []byte, m *engine.DraftRequest) []byte {
@@ -358,6 +382,10 @@ func appendDraftRequest(b []byte, m *engine.DraftRequest) []byte {
 	b = tensorwire.AppendSint(b, 4, int32(m.Block))
 	b = tensorwire.AppendSint(b, 5, int32(m.TopK))
 	b = tensorwire.AppendFloat(b, 6, m.Temperature)
+	b = tensorwire.AppendUint(b, 7, uint64(m.Trace.High))
+	b = tensorwire.AppendUint(b, 8, uint64(m.Trace.Low))
+	b = tensorwire.AppendUint(b, 9, uint64(m.Trace.Span))
+	b = tensorwire.AppendBool(b, 10, m.Trace.Sampled)
 	return b
 }
 
@@ -368,6 +396,10 @@ func readDraftRequest(r *tensorwire.Reader, m *engine.DraftRequest) {
 	m.Block = 0
 	m.TopK = 0
 	m.Temperature = 0
+	m.Trace.High = 0
+	m.Trace.Low = 0
+	m.Trace.Span = 0
+	m.Trace.Sampled = false
 	for tag := r.Next(); tag != 0; tag = r.Next() {
 		switch tag {
 		case 1<<3 | tensorwire.Varint:
@@ -382,6 +414,14 @@ func readDraftRequest(r *tensorwire.Reader, m *engine.DraftRequest) {
 			tensorwire.Set(&m.TopK, r.Sint32())
 		case 6<<3 | tensorwire.Fixed32:
 			m.Temperature = r.Float()
+		case 7<<3 | tensorwire.Varint:
+			tensorwire.Set(&m.Trace.High, r.Uvarint())
+		case 8<<3 | tensorwire.Varint:
+			tensorwire.Set(&m.Trace.Low, r.Uvarint())
+		case 9<<3 | tensorwire.Varint:
+			tensorwire.Set(&m.Trace.Span, r.Uvarint())
+		case 10<<3 | tensorwire.Varint:
+			m.Trace.Sampled = r.Bool()
 		default:
 			r.Other(tag, &draftRequestNames)
 		}

@@ -109,10 +109,14 @@ func randomStepRequest(r *rand.Rand) (tensorwire.Message, proto.Message) {
 		if r.IntN(2) == 0 {
 			g.Kept = engine.KeptRange{Position: number(r), Rows: number(r)}
 		}
+		if r.IntN(2) == 0 {
+			g.Trace = randomTrace(r)
+		}
 		s.Groups = append(s.Groups, g)
 		p.Groups = append(p.Groups, &enginev1.Group{Sequence: int32(g.Sequence), Rows: int32(g.Rows),
 			Kind:   enginev1.GroupKind(int32(g.Kind + 1)),
-			Commit: g.Commit, Path: g.Path, KeptPosition: g.Kept.Position, KeptRows: g.Kept.Rows})
+			Commit: g.Commit, Path: g.Path, KeptPosition: g.Kept.Position, KeptRows: g.Kept.Rows,
+			TraceHigh: g.Trace.High, TraceLow: g.Trace.Low, TraceSpan: g.Trace.Span, TraceSampled: g.Trace.Sampled})
 	}
 	for range r.IntN(6) {
 		w := engine.Row{Token: number(r), Position: number(r), Parent: number(r), Want: r.Uint32() >> r.IntN(32),
@@ -140,12 +144,20 @@ func randomProposeRequest(r *rand.Rand) (tensorwire.Message, proto.Message) {
 		d := engine.DraftRequest{Sequence: engine.Sequence(number(r)), Token: number(r), Position: number(r),
 			Block: number(r),
 			TopK:  number(r), Temperature: float(r)}
+		if r.IntN(2) == 0 {
+			d.Trace = randomTrace(r)
+		}
 		m.Requests = append(m.Requests, d)
 		p.Requests = append(p.Requests, &enginev1.DraftRequest{Sequence: int32(d.Sequence), Token: d.Token,
 			Position: d.Position,
-			Block:    d.Block, TopK: d.TopK, Temperature: d.Temperature})
+			Block:    d.Block, TopK: d.TopK, Temperature: d.Temperature,
+			TraceHigh: d.Trace.High, TraceLow: d.Trace.Low, TraceSpan: d.Trace.Span, TraceSampled: d.Trace.Sampled})
 	}
 	return m, p
+}
+
+func randomTrace(r *rand.Rand) engine.Trace {
+	return engine.Trace{High: r.Uint64(), Low: r.Uint64(), Span: r.Uint64(), Sampled: r.IntN(2) == 0}
 }
 
 // failed returns the same failure twice, or none.

@@ -70,6 +70,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	}
 	s := server.New(server.Config{
 		WorkerID: registration.WorkerId, Assets: store, TablesPath: c.Tables, TablesDigest: tablesDigest, Log: log,
+		Tracer: opened.Tracer(),
 		Shape: server.Shape{
 			Digest: store.Digest, TokenizerDigest: registration.Model.TokenizerDigest, Hidden: store.Model.Hidden,
 			Vocab: store.Model.Vocab, CaptureLayers: registration.Model.CaptureLayers,

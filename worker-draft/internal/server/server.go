@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-inference/tandem/services/tensorwire"
 	"github.com/tandem-inference/tandem/services/transfer"
 	"github.com/tandem-inference/tandem/worker-draft/internal/joint"
+	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 )
@@ -60,6 +61,8 @@ type Config struct {
 	// TablesPath and TablesDigest of a local file, "" = a target hands them over.
 	TablesPath, TablesDigest string
 	Log                      *zap.Logger
+	// Tracer gets spans of proposals; nil = none.
+	Tracer trace.TracerProvider
 }
 
 // Server implements DraftService.

@@ -67,6 +67,7 @@ func (s *Server) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateReq
 	s.readers.Go(func() { ended <- read(stream, free, full) })
 
 	w := newWork(engine, sequence)
+	w.trace = newTracing(ctx, s.cfg.Tracer)
 	for {
 		var a *arrival
 		select {

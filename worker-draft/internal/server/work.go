@@ -35,6 +35,8 @@ type work struct {
 	// What the last message took in the engine, and whether it brought a proposal or was out of date.
 	appended, forward time.Duration
 	proposed, skipped bool
+
+	trace tracing
 }
 
 func newWork(engine engine.Draft, sequence engine.Sequence) *work {
@@ -51,6 +53,8 @@ func (w *work) handle(ctx context.Context, m *tandemv1.SpeculateRequest, at time
 	if err := check(m, w.info.Vocab); err != nil {
 		return false, err
 	}
+	w.trace.start(m.Propose, at)
+	defer func() { w.trace.end(w, int(m.FeatureRows), err) }()
 	if w.started && (m.Epoch < w.epoch || m.Epoch == w.epoch && m.Step <= w.step) {
 		return false, nil // stale or repeated
 	}
@@ -180,7 +184,7 @@ func (w *work) request(ask *tandemv1.Propose, rows int) ([]engine.DraftRequest, 
 	}
 	w.requests[0] = engine.DraftRequest{
 		Sequence: w.sequence, Token: ask.Anchor, Position: int32(w.length + rows), Block: int32(block),
-		TopK: int32(width), Temperature: 1,
+		TopK: int32(width), Temperature: 1, Trace: w.trace.work(),
 	}
 	return w.requests[:1], nil
 }

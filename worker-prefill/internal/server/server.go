@@ -13,6 +13,8 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/worker-prefill/internal/pflash"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
 )
@@ -69,6 +71,8 @@ func (s *Server) Compress(ctx context.Context,
 	if err := check(m, info); err != nil {
 		return nil, err
 	}
+	trace.SpanFromContext(ctx).SetAttributes(attribute.String(telemetry.AttrRequestID, m.GetRequestId()),
+		attribute.Int(telemetry.AttrTokens, len(m.GetTokens())))
 	select {
 	case s.slots <- struct{}{}:
 	default:

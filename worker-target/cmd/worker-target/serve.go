@@ -156,12 +156,12 @@ func (c *serveCmd) disk(model string, log *zap.Logger) (*prefix.Disk, error) {
 }
 
 // peers returns the client for states that other workers hold; nil when none is fetched or sent.
-func (c *serveCmd) peers(model *auto.Model, log *zap.Logger) *peers.Client {
+func (c *serveCmd) peers(model *auto.Model, dial []grpc.DialOption, log *zap.Logger) *peers.Client {
 	if c.PeerFetch != "on" || c.PrefixCacheRAMMB == 0 || c.PrefixCacheSlots == 0 {
 		return nil
 	}
 	return peers.NewClient(peers.Config{
-		Dial: func(address string) (*grpc.ClientConn, error) { return workernode.Dial(address) },
+		Dial: func(address string) (*grpc.ClientConn, error) { return workernode.Dial(address, dial...) },
 		Read: func(info engine.Info, from, to int) time.Duration {
 			return decode.PromptTime(model, info, c.Chunk, from, to)
 		},
@@ -216,8 +216,9 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 		},
 		TablesDigest:    func(context.Context) (string, error) { return digest() },
 		TablesFile:      (&tables{file: file, dir: cache}).path,
-		TokenizerDigest: registration.Model.TokenizerDigest, CacheDir: cache, Dial: workernode.Dialer(c.DraftTransport),
-		Log: log.Named("drafts"),
+		TokenizerDigest: registration.Model.TokenizerDigest, CacheDir: cache,
+		Dial: workernode.Dialer(c.DraftTransport, opened.DialOptions()...),
+		Log:  log.Named("drafts"),
 	}, c.DraftAddress)
 	w.keeper = workernode.NewTargetKeeper(workernode.KeeperConfig[engine.Target]{
 		Open: open, Options: options, Log: log.Named("engine"),
@@ -228,11 +229,11 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	contract := func(info engine.Info) string {
 		return workernode.Contract(registration.Model.Digest, info, piece.Rule)
 	}
-	w.peers = c.peers(w.model, log)
+	w.peers = c.peers(w.model, opened.DialOptions(), log)
 	defer w.peers.Close()
 	w.Server = server.New(registration.WorkerId, decode.Config{
 		PrefillChunk: c.Chunk, Markers: markers, TreeBudget: c.DDTreeBudget, RingRows: c.FeatureRows,
-		MaxDeadline: c.DraftDeadline, NoLookup: !c.Lookup,
+		MaxDeadline: c.DraftDeadline, NoLookup: !c.Lookup, Tracer: opened.Tracer(),
 	}, server.Deps{
 		Engines: w.keeper, Drafts: w.manager, Constraints: w.constraints, Model: w.model, Prefixes: w.prefixes,
 		Contract: contract, Peers: w.peers,

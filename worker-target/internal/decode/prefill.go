@@ -6,15 +6,18 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/constrain"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/output"
 	"github.com/tandem-inference/tandem/worker-target/internal/piece"
+	"go.opentelemetry.io/otel/attribute"
 )
 
 // prefill reads what was not restored of the prompt, piece by piece.
 func (s *Slot) prefill(ctx context.Context) error {
 	start := time.Now()
+	s.trace.begin("prefill")
 	prompt := s.req.Prompt
 	var scores []*tandemv1.PositionLogprobs
 	for at := s.seq.Length(); at < len(prompt); at = s.seq.Length() {
@@ -26,6 +29,7 @@ func (s *Slot) prefill(ctx context.Context) error {
 			s.reached(at)
 		}
 		end, kind := s.nextStep(at, len(prompt))
+		s.trace.piece(at)
 		n, err := s.runKnown(ctx, kind, prompt[at:s.reading.Stop(at, end)], func(i int, row *engine.Row) (bool, error) {
 			switch p := at + i; {
 			case p+1 == len(prompt) && s.req.Max > 0:
@@ -37,6 +41,7 @@ func (s *Slot) prefill(ctx context.Context) error {
 			}
 			return false, nil
 		})
+		s.trace.endStep(err, attribute.Int(telemetry.AttrRows, n))
 		if err != nil {
 			return err
 		}
@@ -50,6 +55,8 @@ func (s *Slot) prefill(ctx context.Context) error {
 	s.reading.End()
 	s.stats.Prefill = time.Since(start)
 	s.stats.SavedTokens = s.reuse.Saved()
+	s.trace.endPhase(nil, attribute.Int(telemetry.AttrTokens, s.stats.PrefillTokens),
+		attribute.Int(telemetry.AttrCached, s.stats.CachedTokens))
 	return s.out.Prefilled(output.Prefill{
 		Tokens: len(prompt), Cached: s.stats.CachedTokens, Saved: s.stats.SavedTokens, Logprobs: scores,
 	})
@@ -99,6 +106,10 @@ func PromptTime(model *auto.Model, info engine.Info, chunk, from, to int) (d tim
 func (s *Slot) replay(ctx context.Context) error {
 	start := time.Now()
 	tokens := s.req.Committed
+	if len(tokens) == 0 {
+		return nil
+	}
+	s.trace.begin("replay")
 	for done := 0; done < len(tokens); {
 		n := min(s.info.MaxTreeRows, s.info.MaxBatchRows, len(tokens)-done)
 		n, err := s.runKnown(ctx, engine.KindDecode, tokens[done:done+n], func(i int, row *engine.Row) (bool, error) {
@@ -113,6 +124,7 @@ func (s *Slot) replay(ctx context.Context) error {
 		}
 		done += n
 	}
+	s.trace.endPhase(nil, attribute.Int(telemetry.AttrTokens, len(tokens)))
 	s.stats.Prefill += time.Since(start)
 	return nil
 }
@@ -144,6 +156,7 @@ func (s *Slot) addKnown(
 	kind engine.GroupKind, tokens []int32, prepare func(i int, row *engine.Row) (end bool, err error),
 ) (n int, err error) {
 	s.seq.Begin(kind, s.features.Encoding(), 0)
+	s.seq.Trace(s.trace.work())
 	s.features.BeginKnown()
 	for end := false; n < len(tokens) && !end; n++ {
 		p := s.seq.Length() + n
@@ -205,6 +218,7 @@ func (s *Slot) runStep(ctx context.Context, commit bool) error {
 
 // first emits the token that the last row of prefill or replay has chosen, and asks for the first proposal.
 func (s *Slot) first(ctx context.Context) (tandemv1.FinishReason, error) {
+	s.trace.begin("decode")
 	s.begin()
 	reason := s.accept(s.seq.Result().Rows() - 1)
 	s.spec.ObserveText(s.seq.Length())

@@ -19,8 +19,8 @@ type traced struct {
 	session, edited, middle, again, gaveUp int
 }
 
-// trace runs the agent on a fake engine, with states of some classes.
-func trace(t *testing.T, promptRows int, classes reuse.Class) (got traced) {
+// runAgent runs the agent on a fake engine, with states of some classes.
+func runAgent(t *testing.T, promptRows int, classes reuse.Class) (got traced) {
 	t.Helper()
 	e := newFake(t, enginefake.Options{PromptRows: promptRows, Context: 1 << 16}, engine.OpenOptions{})
 	cache := prefix.New(prefix.Config{Bytes: 1 << 30, Slots: 256})
@@ -67,14 +67,14 @@ func TestAgentTrace(t *testing.T) {
 	classes := map[string]reuse.Class{"system": reuse.System, "turn": reuse.Turn, "last": reuse.Last,
 		"thinned": reuse.Thinned, "newest": reuse.Newest, "answer": reuse.Answer}
 	for _, rows := range []int{64, 0} {
-		all, none := trace(t, rows, reuse.All), trace(t, rows, 0)
+		all, none := runAgent(t, rows, reuse.All), runAgent(t, rows, 0)
 		t.Logf("%d prompt rows: all %+v", rows, all)
 		t.Logf("%d prompt rows: none %+v", rows, none)
 		if ratio := float64(all.agent) / float64(all.fresh); ratio > 1.1 {
 			t.Errorf("%d prompt rows: %.2f tokens are read for a new one", rows, ratio)
 		}
 		for _, name := range []string{"system", "turn", "last", "thinned", "newest", "answer"} {
-			without, only := trace(t, rows, reuse.All&^classes[name]), trace(t, rows, classes[name])
+			without, only := runAgent(t, rows, reuse.All&^classes[name]), runAgent(t, rows, classes[name])
 			t.Logf("%d prompt rows: without %-8s %+v", rows, name, without)
 			t.Logf("%d prompt rows: only    %-8s %+v", rows, name, only)
 			if fmt.Sprint(only) == fmt.Sprint(none) && !(name == "answer" && rows > 0) {

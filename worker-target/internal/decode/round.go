@@ -15,6 +15,7 @@ func (s *Slot) round(ctx context.Context) (tandemv1.FinishReason, error) {
 	tree, added := s.wait(ctx)
 	rows := tree.Len()
 	if err := s.verify(ctx, tree); err != nil {
+		s.trace.endStep(err)
 		return unfinished, err
 	}
 	path, reason := s.walk(tree)
@@ -25,6 +26,7 @@ func (s *Slot) round(ctx context.Context) (tandemv1.FinishReason, error) {
 	if rows == 1 {
 		s.stats.Plain++
 	}
+	s.endRound(rows, len(path)-1, len(s.out.Tokens()))
 	s.spec.Observe(&speculate.Verified{
 		Before: before, After: s.seq.Length(), Path: path, Tokens: s.out.Tokens(), Added: added,
 		Others: result.Others(), Company: result.Company(), Beside: result.Beside(), Verify: verify, Wall: wall,
@@ -62,6 +64,7 @@ func (s *Slot) verify(ctx context.Context, tree *ddtree.Tree) error {
 		return err
 	}
 	s.seq.Begin(engine.KindDecode, s.features.Encoding(), kept)
+	s.seq.Trace(s.trace.work())
 	s.constraint.Begin()
 	for i := range tree.Len() {
 		row := engine.Row{
@@ -129,6 +132,7 @@ func (s *Slot) accept(row int) tandemv1.FinishReason {
 
 // ask plans the next round, which starts from the anchor, and asks the draft when the plan needs it.
 func (s *Slot) ask(ctx context.Context) error {
+	s.trace.round()
 	at := s.at()
 	if !s.spec.Plan(at, s.constraint.Certain()) {
 		return nil
@@ -136,6 +140,6 @@ func (s *Slot) ask(ctx context.Context) error {
 	if err := s.features.CatchUp(ctx, &s.seq); err != nil {
 		return err
 	}
-	s.spec.Ask(at)
+	s.spec.Ask(at, s.trace.work().Span)
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/constrain"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/features"
@@ -20,6 +21,8 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/inflight"
 	"github.com/tandem-inference/tandem/worker-target/internal/piece"
 	"github.com/tandem-inference/tandem/worker-target/internal/preempt"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 )
 
 // Drafter is the draft of one request; *drafts.Link implements it.
@@ -52,6 +55,8 @@ type Config struct {
 	// SlowReader is how long a client may leave output unread before its request gives up memory and place; 0 =
 	// DefaultSlowReader, negative = it never does.
 	SlowReader time.Duration
+	// Tracer gets the spans of requests whose context has one that is recorded; nil = none.
+	Tracer trace.TracerProvider
 }
 
 // Defaults of Config.
@@ -115,6 +120,7 @@ type Slot struct {
 	out        output.Output
 	answer     []int32     // tokens after the prompt
 	line       []*streamed // steps of the prompt on their way, and then free ones
+	trace      tracing
 }
 
 // NewSlot returns an idle slot. d is nil when the worker uses no drafts.
@@ -122,7 +128,7 @@ func NewSlot(cfg Config, model *auto.Model, d Drafts) *Slot {
 	cfg = cfg.withDefaults()
 	s := &Slot{
 		prefillChunk: cfg.PrefillChunk, markers: cfg.Markers, members: cfg.Members, readings: cfg.Readings,
-		model: model, features: features.New(cfg.RingRows),
+		model: model, features: features.New(cfg.RingRows), trace: newTracing(cfg.Tracer),
 	}
 	s.reuse = reuse.New(cfg.Prefixes, reuse.All)
 	s.reader = reader{limit: cfg.SlowReader, gone: make(chan error, 1), timer: time.AfterFunc(time.Hour, s.leave)}
@@ -137,6 +143,8 @@ func NewSlot(cfg Config, model *auto.Model, d Drafts) *Slot {
 // filled as far as the request came, also when an error is returned.
 func (s *Slot) Run(ctx context.Context, e engine.Target, req *Request, sink Sink, stats *Stats) (Result, error) {
 	s.req, s.engine, s.info, s.stats = req, e, e.Info(), stats
+	s.trace.start(ctx)
+	arrived := time.Now()
 	s.sampler = req.Sampler
 	s.sampler.PromptTokens = int32(len(req.Prompt))
 	s.cuts = s.markers.Cut(req.Prompt, s.cuts)
@@ -153,6 +161,7 @@ func (s *Slot) Run(ctx context.Context, e engine.Target, req *Request, sink Sink
 	if err := s.member.Enter(ctx); err != nil {
 		return Result{}, rpcerr.From(err)
 	}
+	s.trace.over("wait", arrived)
 	restored, err := s.open(ctx)
 	if err != nil {
 		return Result{}, err
@@ -163,6 +172,9 @@ func (s *Slot) Run(ctx context.Context, e engine.Target, req *Request, sink Sink
 	s.start(restored, sink)
 	defer s.spec.Close()
 	reason, err := s.run(ctx)
+	s.trace.endPhase(err, attribute.Int(telemetry.AttrTokens, len(s.answer)-len(req.Committed)),
+		attribute.Int(telemetry.AttrVerifySteps, stats.Steps), attribute.Int(telemetry.AttrDrafted, stats.Drafted),
+		attribute.Int(telemetry.AttrAccepted, stats.Accepted))
 	stats.Emitted, stats.FirstToken, stats.Decode = s.out.Figures()
 	return Result{Reason: reason, StopToken: s.out.StopToken(), CloseKind: s.constraint.Kind()}, err
 }
@@ -195,7 +207,9 @@ func (s *Slot) open(ctx context.Context) (restored int, err error) {
 		return 0, err
 	}
 	begin := time.Now()
-	restored, err = s.reuse.Restore(ctx, s.handle)
+	s.trace.begin("restore")
+	restored, err = s.reuse.Restore(s.trace.within(ctx), s.handle)
+	s.trace.endPhase(err, attribute.Int(telemetry.AttrCached, restored))
 	if restored > 0 {
 		s.stats.CachedTokens, s.stats.Restore = restored, time.Since(begin)
 	}

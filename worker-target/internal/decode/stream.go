@@ -4,6 +4,9 @@ import (
 	"context"
 
 	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/telemetry"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 )
 
 // streamer is an engine in stages that takes steps of known tokens before those in front of them have ended.
@@ -27,6 +30,7 @@ type streamed struct {
 	result engine.StepResult
 	tokens []int32
 	wait   func() (rows int, err error)
+	span   trace.Span // nil = it is not traced
 }
 
 // stream reads the prompt by steps that follow each other through an engine in stages, up to where the caller has to
@@ -45,6 +49,11 @@ func (s *Slot) stream(ctx context.Context) error {
 		s.line = append(s.line[1:], done)
 		out--
 		n, err := done.wait()
+		if done.span != nil {
+			done.span.SetAttributes(attribute.Int(telemetry.AttrRows, n))
+			telemetry.EndSpan(done.span, err)
+			done.span = nil
+		}
 		s.took(done, n)
 		if failed == nil {
 			failed = err
@@ -79,7 +88,8 @@ func (s *Slot) stream(ctx context.Context) error {
 // hand puts together the step of the prompt's tokens from at to end.
 func (s *Slot) hand(next *streamed, kind engine.GroupKind, at, end int) {
 	next.tokens = s.req.Prompt[at:end]
-	next.group[0] = engine.Group{Sequence: s.handle, Rows: end - at, Kind: kind, Commit: true}
+	next.span = s.trace.streamed(at)
+	next.group[0] = engine.Group{Sequence: s.handle, Rows: end - at, Kind: kind, Commit: true, Trace: traceOf(next.span)}
 	next.step = engine.Step{Groups: next.group[:], Rows: next.step.Rows[:0], Features: s.features.Encoding()}
 	for i, token := range next.tokens {
 		next.step.Rows = append(next.step.Rows, engine.Row{

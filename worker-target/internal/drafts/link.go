@@ -40,6 +40,7 @@ type Ask struct {
 	Block    int
 	Budget   int
 	Deadline time.Duration
+	Span     uint64 // id of the span of the round that waits, 0 = it has none
 }
 
 // Outcome of Wait.

@@ -21,7 +21,7 @@ type outgoing struct {
 func (m *outgoing) propose(a Ask) {
 	m.ask.Anchor, m.ask.Position = a.Anchor, int32(a.Position)
 	m.ask.Budget, m.ask.Block, m.ask.Mode = int32(a.Budget), int32(a.Block), a.Mode
-	m.ask.DeadlineUs = int32(a.Deadline.Microseconds())
+	m.ask.DeadlineUs, m.ask.Span = int32(a.Deadline.Microseconds()), a.Span
 	m.request.Propose = &m.ask
 }
 

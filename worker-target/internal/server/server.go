@@ -23,6 +23,8 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/preempt"
 	"github.com/tandem-inference/tandem/worker-target/internal/prefix"
 	"github.com/tandem-inference/tandem/worker-target/internal/schedule"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -249,6 +251,8 @@ func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService
 		return err
 	}
 	ctx := stream.Context()
+	trace.SpanFromContext(ctx).SetAttributes(attribute.String(telemetry.AttrRequestID, req.ID),
+		attribute.Int(telemetry.AttrTokens, len(req.Prompt)))
 	var stats decode.Stats
 	result, err := place.slot.Run(ctx, s.scheduled(engine, schedule.Request{
 		Key: m.FairnessKey, Priority: int(m.Priority), Prompt: len(m.PromptTokens) + len(m.CommittedTokens),

@@ -3,6 +3,7 @@
 package program
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/engine/host"
+	"github.com/tandem-inference/tandem/services/telemetry"
 )
 
 // ExitOrphaned is the status of an engine whose worker died.
@@ -46,7 +48,7 @@ func Version(name, version string) string {
 
 // Serve opens an engine by the opener that load returns and serves it until the host ends us. It fails when the program
 // was started by hand; hint then says what to do instead.
-func Serve(log hclog.Logger, hint string, load func() (engine.Opener, error)) error {
+func Serve(log hclog.Logger, version, hint string, load func() (engine.Opener, error)) error {
 	if os.Getenv(host.Handshake.MagicCookieKey) != host.Handshake.MagicCookieValue {
 		return fmt.Errorf("this program is started by Tandem's workers; %s", hint)
 	}
@@ -60,18 +62,44 @@ func Serve(log hclog.Logger, hint string, load func() (engine.Opener, error)) er
 	if err != nil {
 		return err
 	}
+	traces, err := openTraces(log, version)
+	if err != nil {
+		return err
+	}
 	server := host.NewServer(opener)
+	server.Trace(traces.TracerProvider())
 	goplugin.Serve(&goplugin.ServeConfig{
 		HandshakeConfig: host.Handshake,
 		Plugins:         host.PluginSet(server),
 		Logger:          log,
 		GRPCServer: func(options []grpc.ServerOption) *grpc.Server {
-			return grpc.NewServer(append(options, host.ServerOptions(func(method string, value any, stack []byte) {
+			options = append(options, telemetry.ServerOptions(host.Providers(traces.TracerProvider()))...)
+			g := grpc.NewServer(append(options, host.ServerOptions(func(method string, value any, stack []byte) {
 				log.Error("panic", "method", method, "value", fmt.Sprint(value), "stack", string(stack))
 			})...)...)
+			traces.Register(g)
+			return g
 		},
 	})
+	flush, cancel := context.WithTimeout(context.Background(), flushTimeout)
+	defer cancel()
+	_ = traces.Shutdown(flush) // lost spans are no fault
 	return server.Shutdown()
+}
+
+// flushTimeout bounds the wait for the collector at the end: the host ends a process that takes longer than 2 s.
+const flushTimeout = time.Second
+
+// openTraces has the engine's spans kept, and sent to where the worker sends its own.
+func openTraces(log hclog.Logger, version string) (*telemetry.Traces, error) {
+	traces, err := telemetry.OpenTraces(context.Background(), telemetry.Process{
+		Service: "tandem-engine", Version: version, Worker: os.Getenv(host.WorkerVariable),
+		Warn: func(err error) { log.Warn("telemetry was not sent", "err", err.Error()) },
+	}, &telemetry.TraceFlags{OTLPEndpoint: os.Getenv(host.OTLPVariable)})
+	if err != nil {
+		return nil, fmt.Errorf("traces: %w", err)
+	}
+	return traces, nil
 }
 
 // guardStdout keeps file descriptor 1 for nobody: the handshake is written to a copy, and whatever a native library

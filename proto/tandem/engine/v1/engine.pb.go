@@ -3692,8 +3692,14 @@ type Group struct {
 	Path []int32 `protobuf:"varint,5,rep,packed,name=path,proto3" json:"path,omitempty"`
 	// Committed positions [kept_position, kept_position + kept_rows), path included, whose rows wanted their features
 	// kept.
-	KeptPosition  int32 `protobuf:"zigzag32,6,opt,name=kept_position,json=keptPosition,proto3" json:"kept_position,omitempty"`
-	KeptRows      int32 `protobuf:"zigzag32,7,opt,name=kept_rows,json=keptRows,proto3" json:"kept_rows,omitempty"`
+	KeptPosition int32 `protobuf:"zigzag32,6,opt,name=kept_position,json=keptPosition,proto3" json:"kept_position,omitempty"`
+	KeptRows     int32 `protobuf:"zigzag32,7,opt,name=kept_rows,json=keptRows,proto3" json:"kept_rows,omitempty"`
+	// The span that the work is part of, where it is traced: trace and span id as big-endian numbers, 0 = it is not
+	// traced, and whether the trace is exported or only kept for a while.
+	TraceHigh     uint64 `protobuf:"varint,8,opt,name=trace_high,json=traceHigh,proto3" json:"trace_high,omitempty"`
+	TraceLow      uint64 `protobuf:"varint,9,opt,name=trace_low,json=traceLow,proto3" json:"trace_low,omitempty"`
+	TraceSpan     uint64 `protobuf:"varint,10,opt,name=trace_span,json=traceSpan,proto3" json:"trace_span,omitempty"`
+	TraceSampled  bool   `protobuf:"varint,11,opt,name=trace_sampled,json=traceSampled,proto3" json:"trace_sampled,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3775,6 +3781,34 @@ func (x *Group) GetKeptRows() int32 {
 		return x.KeptRows
 	}
 	return 0
+}
+
+func (x *Group) GetTraceHigh() uint64 {
+	if x != nil {
+		return x.TraceHigh
+	}
+	return 0
+}
+
+func (x *Group) GetTraceLow() uint64 {
+	if x != nil {
+		return x.TraceLow
+	}
+	return 0
+}
+
+func (x *Group) GetTraceSpan() uint64 {
+	if x != nil {
+		return x.TraceSpan
+	}
+	return 0
+}
+
+func (x *Group) GetTraceSampled() bool {
+	if x != nil {
+		return x.TraceSampled
+	}
+	return false
 }
 
 // Row is tnd_row: one row of a group. parent is an index within the group, -1 = the tip; mask is -1 for "all".
@@ -4020,13 +4054,19 @@ func (x *FeatureRows) GetDataBytes() uint32 {
 
 // DraftRequest is tnd_draft_request.
 type DraftRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Sequence      int32                  `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	Token         int32                  `protobuf:"zigzag32,2,opt,name=token,proto3" json:"token,omitempty"`
-	Position      int32                  `protobuf:"zigzag32,3,opt,name=position,proto3" json:"position,omitempty"`
-	Block         int32                  `protobuf:"zigzag32,4,opt,name=block,proto3" json:"block,omitempty"`
-	TopK          int32                  `protobuf:"zigzag32,5,opt,name=top_k,json=topK,proto3" json:"top_k,omitempty"`
-	Temperature   float32                `protobuf:"fixed32,6,opt,name=temperature,proto3" json:"temperature,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Sequence    int32                  `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Token       int32                  `protobuf:"zigzag32,2,opt,name=token,proto3" json:"token,omitempty"`
+	Position    int32                  `protobuf:"zigzag32,3,opt,name=position,proto3" json:"position,omitempty"`
+	Block       int32                  `protobuf:"zigzag32,4,opt,name=block,proto3" json:"block,omitempty"`
+	TopK        int32                  `protobuf:"zigzag32,5,opt,name=top_k,json=topK,proto3" json:"top_k,omitempty"`
+	Temperature float32                `protobuf:"fixed32,6,opt,name=temperature,proto3" json:"temperature,omitempty"`
+	// The span that the work is part of, where it is traced: trace and span id as big-endian numbers, 0 = it is not
+	// traced, and whether the trace is exported or only kept for a while.
+	TraceHigh     uint64 `protobuf:"varint,7,opt,name=trace_high,json=traceHigh,proto3" json:"trace_high,omitempty"`
+	TraceLow      uint64 `protobuf:"varint,8,opt,name=trace_low,json=traceLow,proto3" json:"trace_low,omitempty"`
+	TraceSpan     uint64 `protobuf:"varint,9,opt,name=trace_span,json=traceSpan,proto3" json:"trace_span,omitempty"`
+	TraceSampled  bool   `protobuf:"varint,10,opt,name=trace_sampled,json=traceSampled,proto3" json:"trace_sampled,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4101,6 +4141,34 @@ func (x *DraftRequest) GetTemperature() float32 {
 		return x.Temperature
 	}
 	return 0
+}
+
+func (x *DraftRequest) GetTraceHigh() uint64 {
+	if x != nil {
+		return x.TraceHigh
+	}
+	return 0
+}
+
+func (x *DraftRequest) GetTraceLow() uint64 {
+	if x != nil {
+		return x.TraceLow
+	}
+	return 0
+}
+
+func (x *DraftRequest) GetTraceSpan() uint64 {
+	if x != nil {
+		return x.TraceSpan
+	}
+	return 0
+}
+
+func (x *DraftRequest) GetTraceSampled() bool {
+	if x != nil {
+		return x.TraceSampled
+	}
+	return false
 }
 
 // Failure of one request: the stream goes on.
@@ -4678,7 +4746,7 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\fhidden_bytes\x18\x06 \x01(\rB\x11\xa2\xe7\x18\rStep.HiddenInR\vhiddenBytes\x12I\n" +
 	"\bfeatures\x18\a \x01(\x0e2\x1a.tandem.v1.FeatureEncodingB\x11\x92\xe7\x18\rStep.FeaturesR\bfeatures\x12M\n" +
 	"\x06hidden\x18\b \x01(\x0e2 .tandem.engine.v1.HiddenEncodingB\x13\x92\xe7\x18\vStep.Hidden\x98\xe7\x18\x01R\x06hidden\x12\x1e\n" +
-	"\apayload\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\apayload:\x13\x88\xe7\x18\x01\x92\xe7\x18\vStepRequest\"\x90\x02\n" +
+	"\apayload\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\apayload:\x13\x88\xe7\x18\x01\x92\xe7\x18\vStepRequest\"\xd2\x03\n" +
 	"\x05Group\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x05R\bsequence\x12\x12\n" +
 	"\x04rows\x18\x02 \x01(\x11R\x04rows\x125\n" +
@@ -4686,7 +4754,16 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x06commit\x18\x04 \x01(\bR\x06commit\x12\x12\n" +
 	"\x04path\x18\x05 \x03(\x05R\x04path\x126\n" +
 	"\rkept_position\x18\x06 \x01(\x11B\x11\x92\xe7\x18\rKept.PositionR\fkeptPosition\x12*\n" +
-	"\tkept_rows\x18\a \x01(\x11B\r\x92\xe7\x18\tKept.RowsR\bkeptRows:\x10\x92\xe7\x18\fengine.Group\"\xc2\x01\n" +
+	"\tkept_rows\x18\a \x01(\x11B\r\x92\xe7\x18\tKept.RowsR\bkeptRows\x12-\n" +
+	"\n" +
+	"trace_high\x18\b \x01(\x04B\x0e\x92\xe7\x18\n" +
+	"Trace.HighR\ttraceHigh\x12*\n" +
+	"\ttrace_low\x18\t \x01(\x04B\r\x92\xe7\x18\tTrace.LowR\btraceLow\x12-\n" +
+	"\n" +
+	"trace_span\x18\n" +
+	" \x01(\x04B\x0e\x92\xe7\x18\n" +
+	"Trace.SpanR\ttraceSpan\x126\n" +
+	"\rtrace_sampled\x18\v \x01(\bB\x11\x92\xe7\x18\rTrace.SampledR\ftraceSampled:\x10\x92\xe7\x18\fengine.Group\"\xc2\x01\n" +
 	"\x03Row\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\x11R\x05token\x12\x1a\n" +
 	"\bposition\x18\x03 \x01(\x11R\bposition\x12\x16\n" +
@@ -4707,14 +4784,23 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x04rows\x18\x03 \x01(\x11R\x04rows\x126\n" +
 	"\bencoding\x18\x04 \x01(\x0e2\x1a.tandem.v1.FeatureEncodingR\bencoding\x12'\n" +
 	"\n" +
-	"data_bytes\x18\x05 \x01(\rB\b\xa2\xe7\x18\x04DataR\tdataBytes:\x16\x92\xe7\x18\x12engine.FeatureRows\"\xc2\x01\n" +
+	"data_bytes\x18\x05 \x01(\rB\b\xa2\xe7\x18\x04DataR\tdataBytes:\x16\x92\xe7\x18\x12engine.FeatureRows\"\x84\x03\n" +
 	"\fDraftRequest\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x05R\bsequence\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\x11R\x05token\x12\x1a\n" +
 	"\bposition\x18\x03 \x01(\x11R\bposition\x12\x14\n" +
 	"\x05block\x18\x04 \x01(\x11R\x05block\x12\x13\n" +
 	"\x05top_k\x18\x05 \x01(\x11R\x04topK\x12 \n" +
-	"\vtemperature\x18\x06 \x01(\x02R\vtemperature:\x17\x92\xe7\x18\x13engine.DraftRequest\"r\n" +
+	"\vtemperature\x18\x06 \x01(\x02R\vtemperature\x12-\n" +
+	"\n" +
+	"trace_high\x18\a \x01(\x04B\x0e\x92\xe7\x18\n" +
+	"Trace.HighR\ttraceHigh\x12*\n" +
+	"\ttrace_low\x18\b \x01(\x04B\r\x92\xe7\x18\tTrace.LowR\btraceLow\x12-\n" +
+	"\n" +
+	"trace_span\x18\t \x01(\x04B\x0e\x92\xe7\x18\n" +
+	"Trace.SpanR\ttraceSpan\x126\n" +
+	"\rtrace_sampled\x18\n" +
+	" \x01(\bB\x11\x92\xe7\x18\rTrace.SampledR\ftraceSampled:\x17\x92\xe7\x18\x13engine.DraftRequest\"r\n" +
 	"\aFailure\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +

@@ -64,6 +64,9 @@ func (s *Sequence) Begin(kind engine.GroupKind, features engine.FeatureEncoding,
 	s.built = true
 }
 
+// Trace names the span that the step is part of.
+func (s *Sequence) Trace(t engine.Trace) { s.group[0].Trace = t }
+
 // Add adds a row to the step.
 func (s *Sequence) Add(row engine.Row) { s.step.Rows = append(s.step.Rows, row) }
 

@@ -100,8 +100,32 @@ func (s *Speculation) Plan(at At, certain bool) (ask bool) {
 	return ask
 }
 
-// Ask sends the draft the question that Plan announced.
-func (s *Speculation) Ask(at At) {
+// Proposers of a round's tree.
+const (
+	ProposerNone       = "none"
+	ProposerDraft      = "draft"
+	ProposerLookup     = "lookup"
+	ProposerConstraint = "constraint"
+)
+
+// Proposer says whose proposal the round's tree is, before Observe.
+func (s *Speculation) Proposer() string {
+	switch {
+	case s.tree.Len() == 1:
+		return ProposerNone
+	case s.plan.Kind == auto.Lookup:
+		return ProposerLookup
+	case s.proposed || s.probe.verifies():
+		return ProposerDraft
+	}
+	return ProposerConstraint
+}
+
+// Waited is how long the round waited for its proposal, the reading of features for the question included.
+func (s *Speculation) Waited() time.Duration { return s.exchange.waited }
+
+// Ask sends the draft the question that Plan announced. span is the id of the round's span, 0 = it has none.
+func (s *Speculation) Ask(at At, span uint64) {
 	mode := tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN
 	if s.plan.Kind == auto.Tree {
 		mode = tandemv1.SpeculationMode_SPECULATION_MODE_TREE
@@ -112,6 +136,7 @@ func (s *Speculation) Ask(at At) {
 	}
 	s.exchange.ask(drafts.Ask{
 		Anchor: at.Anchor, Position: at.Length, Mode: mode, Block: s.plan.Block, Budget: s.plan.Budget, Deadline: deadline,
+		Span: span,
 	})
 }
 
