@@ -2,21 +2,8 @@
 
 package shmstream
 
-import (
-	"errors"
-	"time"
-)
+import "time"
 
 // Elsewhere streams stay with gRPC: no region is ever made or opened.
-type region struct{}
-
-var errUnsupported = errors.New("shared memory streams need Linux")
-
-func newRegion() (*region, error)         { return nil, errUnsupported }
-func openRegion(string) (*region, error)  { return nil, errUnsupported }
-func (*region) name() string              { return "" }
-func (*region) pipe(int) pipe             { return pipe{} }
-func (*region) hide()                     {}
-func (*region) unmap()                    {}
 func wait(*uint32, uint32, time.Duration) {}
 func wake(*uint32)                        {}

@@ -138,7 +138,7 @@ func (c *conn) close() {
 	c.use.Lock()
 	defer c.use.Unlock()
 	if c.region != nil {
-		c.region.unmap()
+		c.region.Close()
 		c.region = nil
 	}
 }
@@ -148,7 +148,7 @@ func (c *conn) hide() {
 	c.use.Lock()
 	defer c.use.Unlock()
 	if c.region != nil {
-		c.region.hide()
+		c.region.Hide()
 	}
 }
 
@@ -166,9 +166,9 @@ func ClientInterceptor(methods ...string) grpc.StreamClientInterceptor {
 		if err != nil { // no memory files here
 			return streamer(ctx, desc, cc, method, opts...)
 		}
-		cs, err := streamer(metadata.AppendToOutgoingContext(ctx, regionKey, r.name()), desc, cc, method, opts...)
+		cs, err := streamer(metadata.AppendToOutgoingContext(ctx, regionKey, r.Name()), desc, cc, method, opts...)
 		if err != nil {
-			r.unmap()
+			r.Close()
 			return nil, err
 		}
 		t := &track{conn: newConn(r, 0, 1, mostReceived(opts)), known: make(chan struct{}), over: make(chan struct{})}

@@ -282,8 +282,8 @@ func TestForeignRegions(t *testing.T) {
 	if err != nil {
 		t.Skip(err)
 	}
-	defer r.unmap()
-	wrong := r.name()[:len(r.name())-4] + "0000"
+	defer r.Close()
+	wrong := r.Name()[:len(r.Name())-4] + "0000"
 	for _, name := range []string{"", "1:0", "../../etc/passwd", "999999999:3:00000000000000000000000000000000",
 		fmt.Sprintf("%d:0:%032x", 1, 0), wrong} {
 		s := open(t, metadata.AppendToOutgoingContext(t.Context(), regionKey, name), conn)

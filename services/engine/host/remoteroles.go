@@ -8,6 +8,7 @@ import (
 
 	enginev1 "github.com/tandem-inference/tandem/proto/tandem/engine/v1"
 	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/border"
 	"github.com/tandem-inference/tandem/services/engine/wire"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
@@ -17,6 +18,8 @@ type targetCalls struct {
 	r      *Remote
 	client enginev1.TargetServiceClient
 	steps  *loop[wire.StepRequest, wire.StepResponse]
+	// in and out are where hidden rows may lie that are not sent, set before the first step; nil = nowhere.
+	in, out *border.Region
 }
 
 func newTargetCalls(r *Remote, conn grpc.ClientConnInterface) (targetCalls, error) {
@@ -45,10 +48,15 @@ func (c *targetCalls) Step(ctx context.Context, step *engine.Step, result *engin
 		return err
 	}
 	defer func() { c.steps.lines <- l }()
+	in := c.share(&l.req, step, result)
 	l.req.Step, l.resp.Result = step, result
 	err = c.steps.round(ctx, l)
 	l.req.Step, l.resp.Result = nil, nil
+	step.HiddenIn = in
 	result.EngineNanos = l.resp.Nanos
+	if err == nil {
+		err = c.shared(&l.resp, result)
+	}
 	return err
 }
 

@@ -5,6 +5,7 @@ import (
 	"io"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -33,7 +34,8 @@ type Server struct {
 	engine  engine.Engine
 	opening bool
 
-	runMu   sync.Mutex // guards the fields below, which connect decode loops and Interrupt
+	shared  atomic.Pointer[sharedRows] // nil = none are
+	runMu   sync.Mutex                 // guards the fields below, which connect decode loops and Interrupt
 	streams int
 	running map[uint64]context.CancelFunc // requests of the streams in progress
 	// early are the newest requests that are to be cancelled and did not run when that was said: they may be on their way.
@@ -94,7 +96,9 @@ func (s *Server) Shutdown() error {
 	if e == nil {
 		return nil
 	}
-	return e.Close()
+	err := e.Close()
+	s.shared.Swap(nil).close()
+	return err
 }
 
 func (s *Server) open() (engine.Engine, error) {
@@ -175,14 +179,14 @@ func (s *Server) Step(stream grpc.BidiStreamingServer[enginev1.StepRequest, engi
 	)
 	req.Step = &step
 	return s.serve(stream, &req, &resp, &req.Request, &resp.Response, func(ctx context.Context) error {
-		resp.Result = &failed
+		resp.Result, resp.SharedBytes = &failed, 0
 		traced, began := s.traced(&step), time.Time{}
 		if traced {
 			began = time.Now()
 		}
 		e, err := as[engine.Target](s)
 		if err == nil {
-			err = e.Step(ctx, &step, &result)
+			resp.SharedBytes, err = s.shared.Load().step(ctx, e, &req, &step, &result)
 		}
 		if traced {
 			s.traceStep(&step, &result, began, err)

@@ -16,6 +16,7 @@ import (
 	"sync"
 
 	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/border"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
@@ -62,6 +63,8 @@ type Target struct {
 	nextSequence engine.Sequence
 	nextSnapshot engine.Snapshot
 	free         []*work
+	borrowed     int              // works that are not free
+	borders      []*border.Region // after each stage but the last, nil = rows are sent
 
 	// Changed while no call is on its way.
 	layouts   []engine.SnapshotLayout // of empty sequences, by stage; nil = not known yet
@@ -117,6 +120,7 @@ func open(ctx context.Context, stages []Stage, options engine.OpenOptions, progr
 	if err := t.learn(ctx); err != nil && !errors.Is(err, rpcerr.AnyResourceExhausted) { // no room: then later
 		return nil, err
 	}
+	t.share(ctx)
 	for _, e := range t.stages {
 		if m, ok := e.(engine.Mortal); ok {
 			t.watchers.Go(func() {
@@ -129,6 +133,41 @@ func open(ctx context.Context, stages []Stage, options engine.OpenOptions, progr
 		}
 	}
 	return t, nil
+}
+
+// sharedSteps is how many steps on their way have their hidden rows in shared memory; those of more are sent.
+const sharedSteps = 4
+
+// share lets the engines of neighbouring stages write and read hidden rows in memory that both see. Where it cannot be
+// had, because an engine is on another host or in another container, rows are sent.
+func (t *Target) share(ctx context.Context) {
+	t.borders = make([]*border.Region, len(t.stages)-1)
+	sharers := make([]border.Sharer, len(t.stages))
+	for k, e := range t.stages {
+		sharers[k], _ = e.(border.Sharer)
+	}
+	for k := range t.borders {
+		if sharers[k] != nil || sharers[k+1] != nil {
+			t.borders[k], _ = border.New(sharedSteps, 4*t.info.MaxBatchRows*t.info.Hidden)
+		}
+	}
+	for k, s := range sharers {
+		var in, out *border.Region
+		if k > 0 {
+			in = t.borders[k-1]
+		}
+		if k < len(t.borders) {
+			out = t.borders[k]
+		}
+		if s != nil && (in != nil || out != nil) {
+			_ = s.ShareRows(ctx, in, out) // its rows are sent then
+		}
+	}
+	for _, b := range t.borders {
+		if b != nil {
+			b.Hide()
+		}
+	}
 }
 
 func device(name string) string {
@@ -359,6 +398,16 @@ func (t *Target) Close() error {
 		t.watchers.Wait()
 		t.closeErr = t.closeStages()
 		t.lose(rpcerr.FailedPrecondition("the engine is closed"))
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		for t.borrowed > 0 {
+			t.moved.Wait()
+		}
+		t.free = nil
+		for k, b := range t.borders {
+			b.Close()
+			t.borders[k] = nil
+		}
 	})
 	return t.closeErr
 }

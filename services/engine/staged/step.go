@@ -32,12 +32,19 @@ type work struct {
 func (t *Target) borrow() *work {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.borrowed++
 	if n := len(t.free); n > 0 {
 		w := t.free[n-1]
 		t.free = t.free[:n-1]
 		return w
 	}
-	return &work{stages: make([]engine.StepResult, len(t.stages))}
+	w := &work{stages: make([]engine.StepResult, len(t.stages))}
+	for k, b := range t.borders {
+		if b != nil {
+			w.stages[k].HiddenOut = b.Take()
+		}
+	}
+	return w
 }
 
 func (t *Target) giveBack(w *work) {
@@ -45,6 +52,9 @@ func (t *Target) giveBack(w *work) {
 	defer t.mu.Unlock()
 	w.err, w.at, w.refused = nil, 0, false
 	t.free = append(t.free, w)
+	if t.borrowed--; t.borrowed == 0 {
+		t.moved.Broadcast()
+	}
 }
 
 // wantHead is what only the last stage can give.

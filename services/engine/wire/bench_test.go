@@ -25,8 +25,9 @@ func BenchmarkWire(b *testing.B) {
 		name        string
 		write, read tensorwire.Message
 	}{
-		{"request", &StepRequest{Request{70000}, step}, &StepRequest{Step: &engine.Step{}}},
-		{"response", &StepResponse{Response{ID: 70000, Nanos: 9e6}, result}, &StepResponse{Result: &engine.StepResult{}}},
+		{"request", &StepRequest{Request: Request{70000}, Step: step}, &StepRequest{Step: &engine.Step{}}},
+		{"response", &StepResponse{Response: Response{ID: 70000, Nanos: 9e6}, Result: result},
+			&StepResponse{Result: &engine.StepResult{}}},
 	} {
 		b.Run("write "+m.name, func(b *testing.B) {
 			b.ReportAllocs()

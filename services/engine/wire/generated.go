@@ -60,6 +60,10 @@ var stepRequestNames = tensorwire.Names{Message: "tandem.engine.v1.StepRequest",
 	6:  "hidden_bytes",
 	7:  "features",
 	8:  "hidden",
+	9:  "shared_in",
+	10: "shared_in_bytes",
+	11: "shared_out",
+	12: "shared_out_bytes",
 	15: "payload",
 }}
 
@@ -80,6 +84,10 @@ func appendStepRequest(b []byte, p *tensorwire.Parts, m *StepRequest) []byte {
 	p.Add(tensorwire.View(m.Step.HiddenIn))
 	b = tensorwire.AppendInt(b, 7, int32(m.Step.Features))
 	b = tensorwire.AppendInt(b, 8, int32(m.Step.Hidden)+1)
+	b = tensorwire.AppendUint(b, 9, uint64(m.SharedIn.At))
+	b = tensorwire.AppendUint(b, 10, uint64(m.SharedIn.Bytes))
+	b = tensorwire.AppendUint(b, 11, uint64(m.SharedOut.At))
+	b = tensorwire.AppendUint(b, 12, uint64(m.SharedOut.Bytes))
 	if n := p.Len(); n > 0 {
 		b = tensorwire.AppendLength(b, 15, n)
 	}
@@ -95,6 +103,10 @@ func readStepRequest(r *tensorwire.Reader, m *StepRequest) {
 	m.Step.HiddenIn = m.Step.HiddenIn[:0]
 	m.Step.Features = 0
 	tensorwire.Set(&m.Step.Hidden, int32(-1))
+	m.SharedIn.At = 0
+	m.SharedIn.Bytes = 0
+	m.SharedOut.At = 0
+	m.SharedOut.Bytes = 0
 	for tag := r.Next(); tag != 0; tag = r.Next() {
 		switch tag {
 		case 1<<3 | tensorwire.Varint:
@@ -121,6 +133,14 @@ func readStepRequest(r *tensorwire.Reader, m *StepRequest) {
 			tensorwire.Set(&m.Step.Features, r.Int32())
 		case 8<<3 | tensorwire.Varint:
 			tensorwire.Set(&m.Step.Hidden, r.Int32()-1)
+		case 9<<3 | tensorwire.Varint:
+			tensorwire.Set(&m.SharedIn.At, r.Uvarint())
+		case 10<<3 | tensorwire.Varint:
+			tensorwire.Set(&m.SharedIn.Bytes, r.Uvarint())
+		case 11<<3 | tensorwire.Varint:
+			tensorwire.Set(&m.SharedOut.At, r.Uvarint())
+		case 12<<3 | tensorwire.Varint:
+			tensorwire.Set(&m.SharedOut.Bytes, r.Uvarint())
 		case 15<<3 | tensorwire.Bytes:
 			r.Payload()
 		default:
@@ -442,6 +462,7 @@ var stepResponseNames = tensorwire.Names{Message: "tandem.engine.v1.StepResponse
 	10: "feature_bytes",
 	11: "hidden_bytes",
 	12: "logit_values",
+	13: "shared_bytes",
 	15: "payload",
 }}
 
@@ -464,6 +485,7 @@ func appendStepResponse(b []byte, p *tensorwire.Parts, m *StepResponse) []byte {
 	p.Add(tensorwire.View(m.Result.HiddenOut))
 	b = tensorwire.AppendUint(b, 12, uint64(len(m.Result.Logits)))
 	p.Add(tensorwire.View(m.Result.Logits))
+	b = tensorwire.AppendUint(b, 13, uint64(m.SharedBytes))
 	if n := p.Len(); n > 0 {
 		b = tensorwire.AppendLength(b, 15, n)
 	}
@@ -484,6 +506,7 @@ func readStepResponse(r *tensorwire.Reader, m *StepResponse) {
 	m.Result.Features = m.Result.Features[:0]
 	m.Result.HiddenOut = m.Result.HiddenOut[:0]
 	m.Result.Logits = m.Result.Logits[:0]
+	m.SharedBytes = 0
 	for tag := r.Next(); tag != 0; tag = r.Next() {
 		switch tag {
 		case 1<<3 | tensorwire.Varint:
@@ -519,6 +542,8 @@ func readStepResponse(r *tensorwire.Reader, m *StepResponse) {
 			m.Result.HiddenOut = tensorwire.Part(r, m.Result.HiddenOut, r.Uint32())
 		case 12<<3 | tensorwire.Varint:
 			m.Result.Logits = tensorwire.Part(r, m.Result.Logits, r.Uint32())
+		case 13<<3 | tensorwire.Varint:
+			tensorwire.Set(&m.SharedBytes, r.Uvarint())
 		case 15<<3 | tensorwire.Bytes:
 			r.Payload()
 		default:

@@ -22,16 +22,25 @@ type Response struct {
 	Nanos   int64    // time inside the native engine
 }
 
+// Shared says where hidden rows lie in memory that processes share (package border). The zero value says that they do
+// not.
+type Shared struct {
+	At, Bytes uint64
+}
+
 // StepRequest is enginev1.StepRequest. A reader sets Step to where the step goes.
 type StepRequest struct {
 	Request
-	Step *engine.Step
+	Step      *engine.Step
+	SharedIn  Shared // of Step.HiddenIn
+	SharedOut Shared // of the result's HiddenOut
 }
 
 // StepResponse is enginev1.StepResponse. A reader sets Result to where the result goes.
 type StepResponse struct {
 	Response
-	Result *engine.StepResult
+	Result      *engine.StepResult
+	SharedBytes uint64 // of Result.HiddenOut that lie where SharedOut wanted them
 }
 
 // ProposeRequest is enginev1.ProposeRequest: what Draft.Propose takes.

@@ -100,8 +100,10 @@ func kinds() map[string]kind {
 func randomStepRequest(r *rand.Rand) (tensorwire.Message, proto.Message) {
 	s := &engine.Step{NMasks: r.IntN(3), Features: engine.FeatureEncoding(r.IntN(5)),
 		Masks: words(r, r.IntN(3)*400), HiddenIn: someBytes(r, r.IntN(3)*500), Hidden: engine.HiddenEncoding(r.IntN(4)) - 1}
-	m := &StepRequest{Request{r.Uint64()}, s}
+	m := &StepRequest{Request{r.Uint64()}, s, Shared{r.Uint64(), r.Uint64()}, Shared{r.Uint64(), r.Uint64()}}
 	p := &enginev1.StepRequest{Id: m.ID, NMasks: int32(s.NMasks), Features: s.Features,
+		SharedIn: m.SharedIn.At, SharedInBytes: m.SharedIn.Bytes,
+		SharedOut: m.SharedOut.At, SharedOutBytes: m.SharedOut.Bytes,
 		MaskWords: uint32(len(s.Masks)), HiddenBytes: uint32(len(s.HiddenIn)), Hidden: enginev1.HiddenEncoding(s.Hidden + 1)}
 	for range r.IntN(3) {
 		g := engine.Group{Sequence: engine.Sequence(number(r)), Rows: int(number(r)), Kind: engine.GroupKind(r.IntN(4)) - 1,
@@ -175,9 +177,10 @@ func randomStepResponse(r *rand.Rand) (tensorwire.Message, proto.Message) {
 		TopIDs:      ints(r, n*stride),
 		TopLogprobs: floats(r, n*stride), Logits: floats(r, r.IntN(2)*700), Features: someBytes(r, r.IntN(2)*r.IntN(5000)),
 		HiddenOut: someBytes(r, r.IntN(2)*300)}
-	m := &StepResponse{Response{ID: r.Uint64(), Nanos: int64(number(r))}, s}
-	p := &enginev1.StepResponse{Id: m.ID, EngineNanos: m.Nanos, Tokens: s.Tokens, Logprobs: s.Logprobs, Scores: s.Scores,
-		TopStride: int32(stride), TopIds: s.TopIDs, TopLogprobs: s.TopLogprobs, FeatureBytes: uint32(len(s.Features)),
+	m := &StepResponse{Response{ID: r.Uint64(), Nanos: int64(number(r))}, s, r.Uint64()}
+	p := &enginev1.StepResponse{Id: m.ID, EngineNanos: m.Nanos, SharedBytes: m.SharedBytes, Tokens: s.Tokens,
+		Logprobs: s.Logprobs, Scores: s.Scores, TopStride: int32(stride), TopIds: s.TopIDs,
+		TopLogprobs: s.TopLogprobs, FeatureBytes: uint32(len(s.Features)),
 		HiddenBytes: uint32(len(s.HiddenOut)), LogitValues: uint32(len(s.Logits))}
 	p.Payload = append(append(append([]byte(nil), s.Features...), s.HiddenOut...), tensorwire.View(s.Logits)...)
 	m.Failure, p.Failure = failed(r)
@@ -291,7 +294,8 @@ func TestStepResponseRefusesWrongSizes(t *testing.T) {
 			t.Errorf("%s: accepted", name)
 		}
 	}
-	wire := []byte(encoded(t, &StepResponse{Response{ID: 1}, &engine.StepResult{Features: []byte{1, 2, 3, 4}}}))
+	wire := []byte(encoded(t, &StepResponse{Response: Response{ID: 1},
+		Result: &engine.StepResult{Features: []byte{1, 2, 3, 4}}}))
 	wire[len(wire)-5] = 3 // length of the payload
 	if err := c.Unmarshal(cutAt(wire[:len(wire)-1]), &StepResponse{Result: &engine.StepResult{}}); err == nil {
 		t.Error("a payload of the wrong size is accepted")
@@ -313,9 +317,9 @@ func TestMessagesAllocateNothing(t *testing.T) {
 		Groups: []engine.Group{{Sequence: 1, Rows: 2, Path: []int32{0, 1}}}, Rows: make([]engine.Row, 2)}
 	result := &engine.StepResult{Tokens: make([]int32, 23), Features: make([]byte, 92160), Logits: make([]float32, 1000)}
 	for name, m := range map[string]struct{ write, read tensorwire.Message }{
-		"step":    {&StepRequest{Request{1}, step}, &StepRequest{Step: &engine.Step{}}},
+		"step":    {&StepRequest{Request: Request{1}, Step: step}, &StepRequest{Step: &engine.Step{}}},
 		"propose": {&ProposeRequest{Request{1}, features, make([]engine.DraftRequest, 6)}, &ProposeRequest{}},
-		"result":  {&StepResponse{Response{ID: 1}, result}, &StepResponse{Result: &engine.StepResult{}}},
+		"result":  {&StepResponse{Response: Response{ID: 1}, Result: result}, &StepResponse{Result: &engine.StepResult{}}},
 		"draft": {&ProposeResponse{Response{ID: 1}, &engine.DraftResult{IDs: make([]int32, 90),
 			Logprobs: make([]float32, 90)}},
 			&ProposeResponse{Result: &engine.DraftResult{}}},

@@ -3564,6 +3564,113 @@ func (*InterruptResponse) Descriptor() ([]byte, []int) {
 	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{61}
 }
 
+// ShareRowsRequest names memory files of the client, as package shmem does; empty = none.
+type ShareRowsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the rows that the engine gets.
+	InName  string `protobuf:"bytes,1,opt,name=in_name,json=inName,proto3" json:"in_name,omitempty"`
+	InBytes uint64 `protobuf:"varint,2,opt,name=in_bytes,json=inBytes,proto3" json:"in_bytes,omitempty"`
+	// Of the rows that it makes.
+	OutName       string `protobuf:"bytes,3,opt,name=out_name,json=outName,proto3" json:"out_name,omitempty"`
+	OutBytes      uint64 `protobuf:"varint,4,opt,name=out_bytes,json=outBytes,proto3" json:"out_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShareRowsRequest) Reset() {
+	*x = ShareRowsRequest{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShareRowsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShareRowsRequest) ProtoMessage() {}
+
+func (x *ShareRowsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShareRowsRequest.ProtoReflect.Descriptor instead.
+func (*ShareRowsRequest) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *ShareRowsRequest) GetInName() string {
+	if x != nil {
+		return x.InName
+	}
+	return ""
+}
+
+func (x *ShareRowsRequest) GetInBytes() uint64 {
+	if x != nil {
+		return x.InBytes
+	}
+	return 0
+}
+
+func (x *ShareRowsRequest) GetOutName() string {
+	if x != nil {
+		return x.OutName
+	}
+	return ""
+}
+
+func (x *ShareRowsRequest) GetOutBytes() uint64 {
+	if x != nil {
+		return x.OutBytes
+	}
+	return 0
+}
+
+type ShareRowsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShareRowsResponse) Reset() {
+	*x = ShareRowsResponse{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShareRowsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShareRowsResponse) ProtoMessage() {}
+
+func (x *ShareRowsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShareRowsResponse.ProtoReflect.Descriptor instead.
+func (*ShareRowsResponse) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{63}
+}
+
 // StepRequest is tnd_step: groups of rows, one group a sequence.
 type StepRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3579,6 +3686,12 @@ type StepRequest struct {
 	Features    v1.FeatureEncoding `protobuf:"varint,7,opt,name=features,proto3,enum=tandem.v1.FeatureEncoding" json:"features,omitempty"`
 	// Of hidden rows, those in and those out.
 	Hidden HiddenEncoding `protobuf:"varint,8,opt,name=hidden,proto3,enum=tandem.engine.v1.HiddenEncoding" json:"hidden,omitempty"`
+	// Where hidden_in lies in shared memory instead of the payload, in bytes; 0 = it does not. See ShareRows.
+	SharedIn      uint64 `protobuf:"varint,9,opt,name=shared_in,json=sharedIn,proto3" json:"shared_in,omitempty"`
+	SharedInBytes uint64 `protobuf:"varint,10,opt,name=shared_in_bytes,json=sharedInBytes,proto3" json:"shared_in_bytes,omitempty"`
+	// Where hidden_out is to lie, and the room there; 0 = in the payload of the answer.
+	SharedOut      uint64 `protobuf:"varint,11,opt,name=shared_out,json=sharedOut,proto3" json:"shared_out,omitempty"`
+	SharedOutBytes uint64 `protobuf:"varint,12,opt,name=shared_out_bytes,json=sharedOutBytes,proto3" json:"shared_out_bytes,omitempty"`
 	// Masks [n_masks, ceil(vocab / 32)], then hidden_in [rows, hidden]. Little-endian.
 	Payload       []byte `protobuf:"bytes,15,opt,name=payload,proto3" json:"payload,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -3587,7 +3700,7 @@ type StepRequest struct {
 
 func (x *StepRequest) Reset() {
 	*x = StepRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[62]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3599,7 +3712,7 @@ func (x *StepRequest) String() string {
 func (*StepRequest) ProtoMessage() {}
 
 func (x *StepRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[62]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3612,7 +3725,7 @@ func (x *StepRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepRequest.ProtoReflect.Descriptor instead.
 func (*StepRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{62}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *StepRequest) GetId() uint64 {
@@ -3671,6 +3784,34 @@ func (x *StepRequest) GetHidden() HiddenEncoding {
 	return HiddenEncoding_HIDDEN_ENCODING_UNSPECIFIED
 }
 
+func (x *StepRequest) GetSharedIn() uint64 {
+	if x != nil {
+		return x.SharedIn
+	}
+	return 0
+}
+
+func (x *StepRequest) GetSharedInBytes() uint64 {
+	if x != nil {
+		return x.SharedInBytes
+	}
+	return 0
+}
+
+func (x *StepRequest) GetSharedOut() uint64 {
+	if x != nil {
+		return x.SharedOut
+	}
+	return 0
+}
+
+func (x *StepRequest) GetSharedOutBytes() uint64 {
+	if x != nil {
+		return x.SharedOutBytes
+	}
+	return 0
+}
+
 func (x *StepRequest) GetPayload() []byte {
 	if x != nil {
 		return x.Payload
@@ -3706,7 +3847,7 @@ type Group struct {
 
 func (x *Group) Reset() {
 	*x = Group{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[63]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3718,7 +3859,7 @@ func (x *Group) String() string {
 func (*Group) ProtoMessage() {}
 
 func (x *Group) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[63]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3731,7 +3872,7 @@ func (x *Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Group.ProtoReflect.Descriptor instead.
 func (*Group) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{63}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *Group) GetSequence() int32 {
@@ -3827,7 +3968,7 @@ type Row struct {
 
 func (x *Row) Reset() {
 	*x = Row{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[64]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3839,7 +3980,7 @@ func (x *Row) String() string {
 func (*Row) ProtoMessage() {}
 
 func (x *Row) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[64]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3852,7 +3993,7 @@ func (x *Row) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Row.ProtoReflect.Descriptor instead.
 func (*Row) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{64}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Row) GetToken() int32 {
@@ -3919,7 +4060,7 @@ type ProposeRequest struct {
 
 func (x *ProposeRequest) Reset() {
 	*x = ProposeRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[65]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3931,7 +4072,7 @@ func (x *ProposeRequest) String() string {
 func (*ProposeRequest) ProtoMessage() {}
 
 func (x *ProposeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[65]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3944,7 +4085,7 @@ func (x *ProposeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProposeRequest.ProtoReflect.Descriptor instead.
 func (*ProposeRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{65}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ProposeRequest) GetId() uint64 {
@@ -3989,7 +4130,7 @@ type FeatureRows struct {
 
 func (x *FeatureRows) Reset() {
 	*x = FeatureRows{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[66]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4001,7 +4142,7 @@ func (x *FeatureRows) String() string {
 func (*FeatureRows) ProtoMessage() {}
 
 func (x *FeatureRows) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[66]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4014,7 +4155,7 @@ func (x *FeatureRows) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FeatureRows.ProtoReflect.Descriptor instead.
 func (*FeatureRows) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{66}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *FeatureRows) GetSequence() int32 {
@@ -4073,7 +4214,7 @@ type DraftRequest struct {
 
 func (x *DraftRequest) Reset() {
 	*x = DraftRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[67]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4085,7 +4226,7 @@ func (x *DraftRequest) String() string {
 func (*DraftRequest) ProtoMessage() {}
 
 func (x *DraftRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[67]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4098,7 +4239,7 @@ func (x *DraftRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DraftRequest.ProtoReflect.Descriptor instead.
 func (*DraftRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{67}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *DraftRequest) GetSequence() int32 {
@@ -4187,7 +4328,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[68]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4199,7 +4340,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[68]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4212,7 +4353,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{68}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *Failure) GetCode() int32 {
@@ -4267,6 +4408,8 @@ type StepResponse struct {
 	FeatureBytes uint32 `protobuf:"varint,10,opt,name=feature_bytes,json=featureBytes,proto3" json:"feature_bytes,omitempty"`
 	HiddenBytes  uint32 `protobuf:"varint,11,opt,name=hidden_bytes,json=hiddenBytes,proto3" json:"hidden_bytes,omitempty"`
 	LogitValues  uint32 `protobuf:"varint,12,opt,name=logit_values,json=logitValues,proto3" json:"logit_values,omitempty"`
+	// Bytes of hidden_out that lie in shared memory, where the request wanted them; then hidden_bytes is 0.
+	SharedBytes uint64 `protobuf:"varint,13,opt,name=shared_bytes,json=sharedBytes,proto3" json:"shared_bytes,omitempty"`
 	// Features (kept ones of all groups in order, then those of rows), then hidden_out [rows, hidden], then logits f32
 	// [rows that want them, vocab]. Little-endian.
 	Payload       []byte `protobuf:"bytes,15,opt,name=payload,proto3" json:"payload,omitempty"`
@@ -4276,7 +4419,7 @@ type StepResponse struct {
 
 func (x *StepResponse) Reset() {
 	*x = StepResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[69]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4288,7 +4431,7 @@ func (x *StepResponse) String() string {
 func (*StepResponse) ProtoMessage() {}
 
 func (x *StepResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[69]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4301,7 +4444,7 @@ func (x *StepResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepResponse.ProtoReflect.Descriptor instead.
 func (*StepResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{69}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *StepResponse) GetId() uint64 {
@@ -4388,6 +4531,13 @@ func (x *StepResponse) GetLogitValues() uint32 {
 	return 0
 }
 
+func (x *StepResponse) GetSharedBytes() uint64 {
+	if x != nil {
+		return x.SharedBytes
+	}
+	return 0
+}
+
 func (x *StepResponse) GetPayload() []byte {
 	if x != nil {
 		return x.Payload
@@ -4417,7 +4567,7 @@ type ProposeResponse struct {
 
 func (x *ProposeResponse) Reset() {
 	*x = ProposeResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[70]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4429,7 +4579,7 @@ func (x *ProposeResponse) String() string {
 func (*ProposeResponse) ProtoMessage() {}
 
 func (x *ProposeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[70]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4442,7 +4592,7 @@ func (x *ProposeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProposeResponse.ProtoReflect.Descriptor instead.
 func (*ProposeResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{70}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ProposeResponse) GetId() uint64 {
@@ -4734,7 +4884,13 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x06scores\x18\x01 \x03(\x02R\x06scores\"\"\n" +
 	"\x10InterruptRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\"\x13\n" +
-	"\x11InterruptResponse\"\xff\x03\n" +
+	"\x11InterruptResponse\"~\n" +
+	"\x10ShareRowsRequest\x12\x17\n" +
+	"\ain_name\x18\x01 \x01(\tR\x06inName\x12\x19\n" +
+	"\bin_bytes\x18\x02 \x01(\x04R\ainBytes\x12\x19\n" +
+	"\bout_name\x18\x03 \x01(\tR\aoutName\x12\x1b\n" +
+	"\tout_bytes\x18\x04 \x01(\x04R\boutBytes\"\x13\n" +
+	"\x11ShareRowsResponse\"\xd9\x05\n" +
 	"\vStepRequest\x12\x16\n" +
 	"\x02id\x18\x01 \x01(\x04B\x06\x92\xe7\x18\x02IDR\x02id\x128\n" +
 	"\x04rows\x18\x02 \x03(\v2\x15.tandem.engine.v1.RowB\r\x92\xe7\x18\tStep.RowsR\x04rows\x12@\n" +
@@ -4745,7 +4901,13 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"Step.MasksR\tmaskWords\x124\n" +
 	"\fhidden_bytes\x18\x06 \x01(\rB\x11\xa2\xe7\x18\rStep.HiddenInR\vhiddenBytes\x12I\n" +
 	"\bfeatures\x18\a \x01(\x0e2\x1a.tandem.v1.FeatureEncodingB\x11\x92\xe7\x18\rStep.FeaturesR\bfeatures\x12M\n" +
-	"\x06hidden\x18\b \x01(\x0e2 .tandem.engine.v1.HiddenEncodingB\x13\x92\xe7\x18\vStep.Hidden\x98\xe7\x18\x01R\x06hidden\x12\x1e\n" +
+	"\x06hidden\x18\b \x01(\x0e2 .tandem.engine.v1.HiddenEncodingB\x13\x92\xe7\x18\vStep.Hidden\x98\xe7\x18\x01R\x06hidden\x12,\n" +
+	"\tshared_in\x18\t \x01(\x04B\x0f\x92\xe7\x18\vSharedIn.AtR\bsharedIn\x12:\n" +
+	"\x0fshared_in_bytes\x18\n" +
+	" \x01(\x04B\x12\x92\xe7\x18\x0eSharedIn.BytesR\rsharedInBytes\x12/\n" +
+	"\n" +
+	"shared_out\x18\v \x01(\x04B\x10\x92\xe7\x18\fSharedOut.AtR\tsharedOut\x12=\n" +
+	"\x10shared_out_bytes\x18\f \x01(\x04B\x13\x92\xe7\x18\x0fSharedOut.BytesR\x0esharedOutBytes\x12\x1e\n" +
 	"\apayload\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\apayload:\x13\x88\xe7\x18\x01\x92\xe7\x18\vStepRequest\"\xd2\x03\n" +
 	"\x05Group\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x05R\bsequence\x12\x12\n" +
@@ -4805,7 +4967,7 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x14\n" +
-	"\x05field\x18\x04 \x01(\tR\x05field:\v\x92\xe7\x18\aFailure\"\x8b\x05\n" +
+	"\x05field\x18\x04 \x01(\tR\x05field:\v\x92\xe7\x18\aFailure\"\xbf\x05\n" +
 	"\fStepResponse\x12\x16\n" +
 	"\x02id\x18\x01 \x01(\x04B\x06\x92\xe7\x18\x02IDR\x02id\x123\n" +
 	"\afailure\x18\x02 \x01(\v2\x19.tandem.engine.v1.FailureR\afailure\x12,\n" +
@@ -4820,7 +4982,8 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\rfeature_bytes\x18\n" +
 	" \x01(\rB\x13\xa2\xe7\x18\x0fResult.FeaturesR\ffeatureBytes\x127\n" +
 	"\fhidden_bytes\x18\v \x01(\rB\x14\xa2\xe7\x18\x10Result.HiddenOutR\vhiddenBytes\x124\n" +
-	"\flogit_values\x18\f \x01(\rB\x11\xa2\xe7\x18\rResult.LogitsR\vlogitValues\x12\x1e\n" +
+	"\flogit_values\x18\f \x01(\rB\x11\xa2\xe7\x18\rResult.LogitsR\vlogitValues\x122\n" +
+	"\fshared_bytes\x18\r \x01(\x04B\x0f\x92\xe7\x18\vSharedBytesR\vsharedBytes\x12\x1e\n" +
 	"\apayload\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\apayload:\x14\x88\xe7\x18\x01\x92\xe7\x18\fStepResponse\"\x92\x03\n" +
 	"\x0fProposeResponse\x12\x16\n" +
 	"\x02id\x18\x01 \x01(\x04B\x06\x92\xe7\x18\x02IDR\x02id\x123\n" +
@@ -4866,7 +5029,7 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x0eDemoteSnapshot\x12'.tandem.engine.v1.DemoteSnapshotRequest\x1a(.tandem.engine.v1.DemoteSnapshotResponse\x12]\n" +
 	"\fFreeSnapshot\x12%.tandem.engine.v1.FreeSnapshotRequest\x1a&.tandem.engine.v1.FreeSnapshotResponse\x12e\n" +
 	"\x0eExportSequence\x12'.tandem.engine.v1.ExportSequenceRequest\x1a(.tandem.engine.v1.ExportSequenceResponse0\x01\x12e\n" +
-	"\x0eImportSequence\x12'.tandem.engine.v1.ImportSequenceRequest\x1a(.tandem.engine.v1.ImportSequenceResponse(\x012\x99\a\n" +
+	"\x0eImportSequence\x12'.tandem.engine.v1.ImportSequenceRequest\x1a(.tandem.engine.v1.ImportSequenceResponse(\x012\xef\a\n" +
 	"\rTargetService\x12W\n" +
 	"\n" +
 	"SetSampler\x12#.tandem.engine.v1.SetSamplerRequest\x1a$.tandem.engine.v1.SetSamplerResponse\x12i\n" +
@@ -4878,7 +5041,8 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\n" +
 	"SetCapture\x12#.tandem.engine.v1.SetCaptureRequest\x1a$.tandem.engine.v1.SetCaptureResponse\x12Q\n" +
 	"\bLoadFuse\x12!.tandem.engine.v1.LoadFuseRequest\x1a\".tandem.engine.v1.LoadFuseResponse\x12E\n" +
-	"\x04Fuse\x12\x1d.tandem.engine.v1.FuseRequest\x1a\x1e.tandem.engine.v1.FuseResponse\x12I\n" +
+	"\x04Fuse\x12\x1d.tandem.engine.v1.FuseRequest\x1a\x1e.tandem.engine.v1.FuseResponse\x12T\n" +
+	"\tShareRows\x12\".tandem.engine.v1.ShareRowsRequest\x1a#.tandem.engine.v1.ShareRowsResponse\x12I\n" +
 	"\x04Step\x12\x1d.tandem.engine.v1.StepRequest\x1a\x1e.tandem.engine.v1.StepResponse(\x010\x012b\n" +
 	"\fDraftService\x12R\n" +
 	"\aPropose\x12 .tandem.engine.v1.ProposeRequest\x1a!.tandem.engine.v1.ProposeResponse(\x010\x012Z\n" +
@@ -4899,7 +5063,7 @@ func file_tandem_engine_v1_engine_proto_rawDescGZIP() []byte {
 }
 
 var file_tandem_engine_v1_engine_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_tandem_engine_v1_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 71)
+var file_tandem_engine_v1_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 73)
 var file_tandem_engine_v1_engine_proto_goTypes = []any{
 	(Role)(0),                         // 0: tandem.engine.v1.Role
 	(GroupKind)(0),                    // 1: tandem.engine.v1.GroupKind
@@ -4966,16 +5130,18 @@ var file_tandem_engine_v1_engine_proto_goTypes = []any{
 	(*Scores)(nil),                    // 62: tandem.engine.v1.Scores
 	(*InterruptRequest)(nil),          // 63: tandem.engine.v1.InterruptRequest
 	(*InterruptResponse)(nil),         // 64: tandem.engine.v1.InterruptResponse
-	(*StepRequest)(nil),               // 65: tandem.engine.v1.StepRequest
-	(*Group)(nil),                     // 66: tandem.engine.v1.Group
-	(*Row)(nil),                       // 67: tandem.engine.v1.Row
-	(*ProposeRequest)(nil),            // 68: tandem.engine.v1.ProposeRequest
-	(*FeatureRows)(nil),               // 69: tandem.engine.v1.FeatureRows
-	(*DraftRequest)(nil),              // 70: tandem.engine.v1.DraftRequest
-	(*Failure)(nil),                   // 71: tandem.engine.v1.Failure
-	(*StepResponse)(nil),              // 72: tandem.engine.v1.StepResponse
-	(*ProposeResponse)(nil),           // 73: tandem.engine.v1.ProposeResponse
-	(v1.FeatureEncoding)(0),           // 74: tandem.v1.FeatureEncoding
+	(*ShareRowsRequest)(nil),          // 65: tandem.engine.v1.ShareRowsRequest
+	(*ShareRowsResponse)(nil),         // 66: tandem.engine.v1.ShareRowsResponse
+	(*StepRequest)(nil),               // 67: tandem.engine.v1.StepRequest
+	(*Group)(nil),                     // 68: tandem.engine.v1.Group
+	(*Row)(nil),                       // 69: tandem.engine.v1.Row
+	(*ProposeRequest)(nil),            // 70: tandem.engine.v1.ProposeRequest
+	(*FeatureRows)(nil),               // 71: tandem.engine.v1.FeatureRows
+	(*DraftRequest)(nil),              // 72: tandem.engine.v1.DraftRequest
+	(*Failure)(nil),                   // 73: tandem.engine.v1.Failure
+	(*StepResponse)(nil),              // 74: tandem.engine.v1.StepResponse
+	(*ProposeResponse)(nil),           // 75: tandem.engine.v1.ProposeResponse
+	(v1.FeatureEncoding)(0),           // 76: tandem.v1.FeatureEncoding
 }
 var file_tandem_engine_v1_engine_proto_depIdxs = []int32{
 	0,  // 0: tandem.engine.v1.OpenRequest.role:type_name -> tandem.engine.v1.Role
@@ -4990,20 +5156,20 @@ var file_tandem_engine_v1_engine_proto_depIdxs = []int32{
 	9,  // 9: tandem.engine.v1.SetCaptureResponse.info:type_name -> tandem.engine.v1.Info
 	9,  // 10: tandem.engine.v1.LoadFuseResponse.info:type_name -> tandem.engine.v1.Info
 	1,  // 11: tandem.engine.v1.FuseRequest.kind:type_name -> tandem.engine.v1.GroupKind
-	74, // 12: tandem.engine.v1.FuseRequest.raw_encoding:type_name -> tandem.v1.FeatureEncoding
-	74, // 13: tandem.engine.v1.FuseRequest.fused_encoding:type_name -> tandem.v1.FeatureEncoding
+	76, // 12: tandem.engine.v1.FuseRequest.raw_encoding:type_name -> tandem.v1.FeatureEncoding
+	76, // 13: tandem.engine.v1.FuseRequest.fused_encoding:type_name -> tandem.v1.FeatureEncoding
 	60, // 14: tandem.engine.v1.ScoreRequest.prompts:type_name -> tandem.engine.v1.Prompt
 	62, // 15: tandem.engine.v1.ScoreResponse.prompts:type_name -> tandem.engine.v1.Scores
-	67, // 16: tandem.engine.v1.StepRequest.rows:type_name -> tandem.engine.v1.Row
-	66, // 17: tandem.engine.v1.StepRequest.groups:type_name -> tandem.engine.v1.Group
-	74, // 18: tandem.engine.v1.StepRequest.features:type_name -> tandem.v1.FeatureEncoding
+	69, // 16: tandem.engine.v1.StepRequest.rows:type_name -> tandem.engine.v1.Row
+	68, // 17: tandem.engine.v1.StepRequest.groups:type_name -> tandem.engine.v1.Group
+	76, // 18: tandem.engine.v1.StepRequest.features:type_name -> tandem.v1.FeatureEncoding
 	2,  // 19: tandem.engine.v1.StepRequest.hidden:type_name -> tandem.engine.v1.HiddenEncoding
 	1,  // 20: tandem.engine.v1.Group.kind:type_name -> tandem.engine.v1.GroupKind
-	69, // 21: tandem.engine.v1.ProposeRequest.features:type_name -> tandem.engine.v1.FeatureRows
-	70, // 22: tandem.engine.v1.ProposeRequest.requests:type_name -> tandem.engine.v1.DraftRequest
-	74, // 23: tandem.engine.v1.FeatureRows.encoding:type_name -> tandem.v1.FeatureEncoding
-	71, // 24: tandem.engine.v1.StepResponse.failure:type_name -> tandem.engine.v1.Failure
-	71, // 25: tandem.engine.v1.ProposeResponse.failure:type_name -> tandem.engine.v1.Failure
+	71, // 21: tandem.engine.v1.ProposeRequest.features:type_name -> tandem.engine.v1.FeatureRows
+	72, // 22: tandem.engine.v1.ProposeRequest.requests:type_name -> tandem.engine.v1.DraftRequest
+	76, // 23: tandem.engine.v1.FeatureRows.encoding:type_name -> tandem.v1.FeatureEncoding
+	73, // 24: tandem.engine.v1.StepResponse.failure:type_name -> tandem.engine.v1.Failure
+	73, // 25: tandem.engine.v1.ProposeResponse.failure:type_name -> tandem.engine.v1.Failure
 	3,  // 26: tandem.engine.v1.EngineService.Open:input_type -> tandem.engine.v1.OpenRequest
 	5,  // 27: tandem.engine.v1.EngineService.Close:input_type -> tandem.engine.v1.CloseRequest
 	7,  // 28: tandem.engine.v1.EngineService.GetInfo:input_type -> tandem.engine.v1.GetInfoRequest
@@ -5031,41 +5197,43 @@ var file_tandem_engine_v1_engine_proto_depIdxs = []int32{
 	53, // 50: tandem.engine.v1.TargetService.SetCapture:input_type -> tandem.engine.v1.SetCaptureRequest
 	55, // 51: tandem.engine.v1.TargetService.LoadFuse:input_type -> tandem.engine.v1.LoadFuseRequest
 	57, // 52: tandem.engine.v1.TargetService.Fuse:input_type -> tandem.engine.v1.FuseRequest
-	65, // 53: tandem.engine.v1.TargetService.Step:input_type -> tandem.engine.v1.StepRequest
-	68, // 54: tandem.engine.v1.DraftService.Propose:input_type -> tandem.engine.v1.ProposeRequest
-	59, // 55: tandem.engine.v1.ScoreService.Score:input_type -> tandem.engine.v1.ScoreRequest
-	4,  // 56: tandem.engine.v1.EngineService.Open:output_type -> tandem.engine.v1.OpenResponse
-	6,  // 57: tandem.engine.v1.EngineService.Close:output_type -> tandem.engine.v1.CloseResponse
-	8,  // 58: tandem.engine.v1.EngineService.GetInfo:output_type -> tandem.engine.v1.GetInfoResponse
-	11, // 59: tandem.engine.v1.EngineService.GetStats:output_type -> tandem.engine.v1.GetStatsResponse
-	15, // 60: tandem.engine.v1.EngineService.GetMemory:output_type -> tandem.engine.v1.GetMemoryResponse
-	13, // 61: tandem.engine.v1.EngineService.ListHandles:output_type -> tandem.engine.v1.ListHandlesResponse
-	64, // 62: tandem.engine.v1.EngineService.Interrupt:output_type -> tandem.engine.v1.InterruptResponse
-	18, // 63: tandem.engine.v1.SequenceService.CreateSequence:output_type -> tandem.engine.v1.CreateSequenceResponse
-	20, // 64: tandem.engine.v1.SequenceService.ForkSequence:output_type -> tandem.engine.v1.ForkSequenceResponse
-	22, // 65: tandem.engine.v1.SequenceService.FreeSequence:output_type -> tandem.engine.v1.FreeSequenceResponse
-	24, // 66: tandem.engine.v1.SequenceService.GetSequenceLength:output_type -> tandem.engine.v1.GetSequenceLengthResponse
-	26, // 67: tandem.engine.v1.SequenceService.TruncateSequence:output_type -> tandem.engine.v1.TruncateSequenceResponse
-	31, // 68: tandem.engine.v1.SequenceService.CreateSnapshot:output_type -> tandem.engine.v1.CreateSnapshotResponse
-	33, // 69: tandem.engine.v1.SequenceService.RestoreSnapshot:output_type -> tandem.engine.v1.RestoreSnapshotResponse
-	35, // 70: tandem.engine.v1.SequenceService.DemoteSnapshot:output_type -> tandem.engine.v1.DemoteSnapshotResponse
-	37, // 71: tandem.engine.v1.SequenceService.FreeSnapshot:output_type -> tandem.engine.v1.FreeSnapshotResponse
-	50, // 72: tandem.engine.v1.SequenceService.ExportSequence:output_type -> tandem.engine.v1.ExportSequenceResponse
-	52, // 73: tandem.engine.v1.SequenceService.ImportSequence:output_type -> tandem.engine.v1.ImportSequenceResponse
-	28, // 74: tandem.engine.v1.TargetService.SetSampler:output_type -> tandem.engine.v1.SetSamplerResponse
-	40, // 75: tandem.engine.v1.TargetService.DescribeSnapshot:output_type -> tandem.engine.v1.DescribeSnapshotResponse
-	42, // 76: tandem.engine.v1.TargetService.ReadSnapshot:output_type -> tandem.engine.v1.ReadSnapshotResponse
-	44, // 77: tandem.engine.v1.TargetService.BeginSnapshot:output_type -> tandem.engine.v1.BeginSnapshotResponse
-	46, // 78: tandem.engine.v1.TargetService.WriteSnapshot:output_type -> tandem.engine.v1.WriteSnapshotResponse
-	48, // 79: tandem.engine.v1.TargetService.FinishSnapshot:output_type -> tandem.engine.v1.FinishSnapshotResponse
-	54, // 80: tandem.engine.v1.TargetService.SetCapture:output_type -> tandem.engine.v1.SetCaptureResponse
-	56, // 81: tandem.engine.v1.TargetService.LoadFuse:output_type -> tandem.engine.v1.LoadFuseResponse
-	58, // 82: tandem.engine.v1.TargetService.Fuse:output_type -> tandem.engine.v1.FuseResponse
-	72, // 83: tandem.engine.v1.TargetService.Step:output_type -> tandem.engine.v1.StepResponse
-	73, // 84: tandem.engine.v1.DraftService.Propose:output_type -> tandem.engine.v1.ProposeResponse
-	61, // 85: tandem.engine.v1.ScoreService.Score:output_type -> tandem.engine.v1.ScoreResponse
-	56, // [56:86] is the sub-list for method output_type
-	26, // [26:56] is the sub-list for method input_type
+	65, // 53: tandem.engine.v1.TargetService.ShareRows:input_type -> tandem.engine.v1.ShareRowsRequest
+	67, // 54: tandem.engine.v1.TargetService.Step:input_type -> tandem.engine.v1.StepRequest
+	70, // 55: tandem.engine.v1.DraftService.Propose:input_type -> tandem.engine.v1.ProposeRequest
+	59, // 56: tandem.engine.v1.ScoreService.Score:input_type -> tandem.engine.v1.ScoreRequest
+	4,  // 57: tandem.engine.v1.EngineService.Open:output_type -> tandem.engine.v1.OpenResponse
+	6,  // 58: tandem.engine.v1.EngineService.Close:output_type -> tandem.engine.v1.CloseResponse
+	8,  // 59: tandem.engine.v1.EngineService.GetInfo:output_type -> tandem.engine.v1.GetInfoResponse
+	11, // 60: tandem.engine.v1.EngineService.GetStats:output_type -> tandem.engine.v1.GetStatsResponse
+	15, // 61: tandem.engine.v1.EngineService.GetMemory:output_type -> tandem.engine.v1.GetMemoryResponse
+	13, // 62: tandem.engine.v1.EngineService.ListHandles:output_type -> tandem.engine.v1.ListHandlesResponse
+	64, // 63: tandem.engine.v1.EngineService.Interrupt:output_type -> tandem.engine.v1.InterruptResponse
+	18, // 64: tandem.engine.v1.SequenceService.CreateSequence:output_type -> tandem.engine.v1.CreateSequenceResponse
+	20, // 65: tandem.engine.v1.SequenceService.ForkSequence:output_type -> tandem.engine.v1.ForkSequenceResponse
+	22, // 66: tandem.engine.v1.SequenceService.FreeSequence:output_type -> tandem.engine.v1.FreeSequenceResponse
+	24, // 67: tandem.engine.v1.SequenceService.GetSequenceLength:output_type -> tandem.engine.v1.GetSequenceLengthResponse
+	26, // 68: tandem.engine.v1.SequenceService.TruncateSequence:output_type -> tandem.engine.v1.TruncateSequenceResponse
+	31, // 69: tandem.engine.v1.SequenceService.CreateSnapshot:output_type -> tandem.engine.v1.CreateSnapshotResponse
+	33, // 70: tandem.engine.v1.SequenceService.RestoreSnapshot:output_type -> tandem.engine.v1.RestoreSnapshotResponse
+	35, // 71: tandem.engine.v1.SequenceService.DemoteSnapshot:output_type -> tandem.engine.v1.DemoteSnapshotResponse
+	37, // 72: tandem.engine.v1.SequenceService.FreeSnapshot:output_type -> tandem.engine.v1.FreeSnapshotResponse
+	50, // 73: tandem.engine.v1.SequenceService.ExportSequence:output_type -> tandem.engine.v1.ExportSequenceResponse
+	52, // 74: tandem.engine.v1.SequenceService.ImportSequence:output_type -> tandem.engine.v1.ImportSequenceResponse
+	28, // 75: tandem.engine.v1.TargetService.SetSampler:output_type -> tandem.engine.v1.SetSamplerResponse
+	40, // 76: tandem.engine.v1.TargetService.DescribeSnapshot:output_type -> tandem.engine.v1.DescribeSnapshotResponse
+	42, // 77: tandem.engine.v1.TargetService.ReadSnapshot:output_type -> tandem.engine.v1.ReadSnapshotResponse
+	44, // 78: tandem.engine.v1.TargetService.BeginSnapshot:output_type -> tandem.engine.v1.BeginSnapshotResponse
+	46, // 79: tandem.engine.v1.TargetService.WriteSnapshot:output_type -> tandem.engine.v1.WriteSnapshotResponse
+	48, // 80: tandem.engine.v1.TargetService.FinishSnapshot:output_type -> tandem.engine.v1.FinishSnapshotResponse
+	54, // 81: tandem.engine.v1.TargetService.SetCapture:output_type -> tandem.engine.v1.SetCaptureResponse
+	56, // 82: tandem.engine.v1.TargetService.LoadFuse:output_type -> tandem.engine.v1.LoadFuseResponse
+	58, // 83: tandem.engine.v1.TargetService.Fuse:output_type -> tandem.engine.v1.FuseResponse
+	66, // 84: tandem.engine.v1.TargetService.ShareRows:output_type -> tandem.engine.v1.ShareRowsResponse
+	74, // 85: tandem.engine.v1.TargetService.Step:output_type -> tandem.engine.v1.StepResponse
+	75, // 86: tandem.engine.v1.DraftService.Propose:output_type -> tandem.engine.v1.ProposeResponse
+	61, // 87: tandem.engine.v1.ScoreService.Score:output_type -> tandem.engine.v1.ScoreResponse
+	57, // [57:88] is the sub-list for method output_type
+	26, // [26:57] is the sub-list for method input_type
 	26, // [26:26] is the sub-list for extension type_name
 	26, // [26:26] is the sub-list for extension extendee
 	0,  // [0:26] is the sub-list for field type_name
@@ -5082,7 +5250,7 @@ func file_tandem_engine_v1_engine_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_engine_v1_engine_proto_rawDesc), len(file_tandem_engine_v1_engine_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   71,
+			NumMessages:   73,
 			NumExtensions: 0,
 			NumServices:   5,
 		},

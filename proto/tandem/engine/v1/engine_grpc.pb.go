@@ -899,6 +899,7 @@ const (
 	TargetService_SetCapture_FullMethodName       = "/tandem.engine.v1.TargetService/SetCapture"
 	TargetService_LoadFuse_FullMethodName         = "/tandem.engine.v1.TargetService/LoadFuse"
 	TargetService_Fuse_FullMethodName             = "/tandem.engine.v1.TargetService/Fuse"
+	TargetService_ShareRows_FullMethodName        = "/tandem.engine.v1.TargetService/ShareRows"
 	TargetService_Step_FullMethodName             = "/tandem.engine.v1.TargetService/Step"
 )
 
@@ -927,6 +928,9 @@ type TargetServiceClient interface {
 	LoadFuse(ctx context.Context, in *LoadFuseRequest, opts ...grpc.CallOption) (*LoadFuseResponse, error)
 	// Fuse fuses captured features that were computed elsewhere. May be retried. FAILED_PRECONDITION: no fuse is loaded.
 	Fuse(ctx context.Context, in *FuseRequest, opts ...grpc.CallOption) (*FuseResponse, error)
+	// ShareRows maps memory in which hidden rows go from engine to engine without being sent. FAILED_PRECONDITION: the
+	// engine cannot see it, and rows are sent as before; INVALID_ARGUMENT: the engine's layers have no such border.
+	ShareRows(ctx context.Context, in *ShareRowsRequest, opts ...grpc.CallOption) (*ShareRowsResponse, error)
 	// Step is the decode loop: the engine answers every request in order, with failures in the answer, so that the stream
 	// outlives them. At most one request is in flight on a stream; several streams may be open, whose requests wait for
 	// each other at the engine. Numbers of requests are unique among them.
@@ -1031,6 +1035,16 @@ func (c *targetServiceClient) Fuse(ctx context.Context, in *FuseRequest, opts ..
 	return out, nil
 }
 
+func (c *targetServiceClient) ShareRows(ctx context.Context, in *ShareRowsRequest, opts ...grpc.CallOption) (*ShareRowsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ShareRowsResponse)
+	err := c.cc.Invoke(ctx, TargetService_ShareRows_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *targetServiceClient) Step(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[StepRequest, StepResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &TargetService_ServiceDesc.Streams[0], TargetService_Step_FullMethodName, cOpts...)
@@ -1069,6 +1083,9 @@ type TargetServiceServer interface {
 	LoadFuse(context.Context, *LoadFuseRequest) (*LoadFuseResponse, error)
 	// Fuse fuses captured features that were computed elsewhere. May be retried. FAILED_PRECONDITION: no fuse is loaded.
 	Fuse(context.Context, *FuseRequest) (*FuseResponse, error)
+	// ShareRows maps memory in which hidden rows go from engine to engine without being sent. FAILED_PRECONDITION: the
+	// engine cannot see it, and rows are sent as before; INVALID_ARGUMENT: the engine's layers have no such border.
+	ShareRows(context.Context, *ShareRowsRequest) (*ShareRowsResponse, error)
 	// Step is the decode loop: the engine answers every request in order, with failures in the answer, so that the stream
 	// outlives them. At most one request is in flight on a stream; several streams may be open, whose requests wait for
 	// each other at the engine. Numbers of requests are unique among them.
@@ -1109,6 +1126,9 @@ func (UnimplementedTargetServiceServer) LoadFuse(context.Context, *LoadFuseReque
 }
 func (UnimplementedTargetServiceServer) Fuse(context.Context, *FuseRequest) (*FuseResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Fuse not implemented")
+}
+func (UnimplementedTargetServiceServer) ShareRows(context.Context, *ShareRowsRequest) (*ShareRowsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ShareRows not implemented")
 }
 func (UnimplementedTargetServiceServer) Step(grpc.BidiStreamingServer[StepRequest, StepResponse]) error {
 	return status.Error(codes.Unimplemented, "method Step not implemented")
@@ -1296,6 +1316,24 @@ func _TargetService_Fuse_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _TargetService_ShareRows_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ShareRowsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TargetServiceServer).ShareRows(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: TargetService_ShareRows_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TargetServiceServer).ShareRows(ctx, req.(*ShareRowsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _TargetService_Step_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(TargetServiceServer).Step(&grpc.GenericServerStream[StepRequest, StepResponse]{ServerStream: stream})
 }
@@ -1345,6 +1383,10 @@ var TargetService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Fuse",
 			Handler:    _TargetService_Fuse_Handler,
+		},
+		{
+			MethodName: "ShareRows",
+			Handler:    _TargetService_ShareRows_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
