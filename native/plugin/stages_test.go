@@ -22,7 +22,7 @@ func (o stagedOpener) OpenTarget(ctx context.Context, options engine.OpenOptions
 	for _, n := range o.layers {
 		stages = append(stages, staged.Stage{Open: o.Opener.OpenTarget, Layers: n})
 	}
-	return staged.Open(stages)(ctx, options, p)
+	return staged.Open(stages, engine.HiddenF32)(ctx, options, p)
 }
 
 // TestStages runs the suite against the target in stages, which keep every promise of one engine, and holds them to its

@@ -16,8 +16,9 @@ const autoSplit = "auto"
 // mostStages bounds the stages of a target.
 const mostStages = 16
 
-// CheckStages says what cannot work in --target-devices, --target-stages and --target-layer-split, whatever the model.
-func CheckStages(devices, addresses []string, split string) error {
+// CheckStages says what cannot work in --target-devices, --target-stages, --target-layer-split and --stage-row-type,
+// whatever the model.
+func CheckStages(devices, addresses []string, split, rowType string) error {
 	var errs []error
 	for _, d := range devices {
 		if _, err := device.Parse(d); err != nil {
@@ -36,6 +37,9 @@ func CheckStages(devices, addresses []string, split string) error {
 	}
 	if n > mostStages {
 		errs = append(errs, fmt.Errorf("--target-devices: are at most %d with --target-stages, got %d", mostStages, n))
+	}
+	if rowType == "bf16" && n == 0 {
+		errs = append(errs, errors.New("--stage-row-type: is for --target-devices and --target-stages, which name none"))
 	}
 	if split == "" || split == autoSplit {
 		return errors.Join(errs...)

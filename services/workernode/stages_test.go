@@ -51,10 +51,16 @@ func TestCheckStages(t *testing.T) {
 		{nil, []string{"a:1", ""}, "auto", "--target-stages"},
 		{slices.Repeat([]string{"cpu"}, mostStages), []string{"a:1"}, "auto", "at most"},
 	} {
-		err := CheckStages(c.devices, c.addresses, c.split)
+		err := CheckStages(c.devices, c.addresses, c.split, "f32")
 		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
 			t.Errorf("%v %v %q: %v", c.devices, c.addresses, c.split, err)
 		}
+	}
+	if err := CheckStages(nil, nil, "auto", "bf16"); err == nil || !strings.Contains(err.Error(), "--stage-row-type") {
+		t.Errorf("rows of stages without stages: %v", err)
+	}
+	if err := CheckStages(nil, []string{"a:1"}, "auto", "bf16"); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -26,6 +26,31 @@ func TestStages(t *testing.T) {
 	killed(t, c, want.Text, enginesOf(t, cl, 2)[1])
 }
 
+// TestStagesWithRoundedRows: with rows of half the bytes texts may be others, but they are the same however a request
+// speculates, and the contract is another one.
+func TestStagesWithRoundedRows(t *testing.T) {
+	if device != "" {
+		t.Skip("one card is not two devices")
+	}
+	_, c := demo(t, "--threads", "1", "--target-devices", "cpu,cpu", "--stage-row-type", "bf16")
+	for i, g := range golden(t) {
+		if i%8 != 0 {
+			continue
+		}
+		request := client.Request{Prompt: g.IDs, MaxTokens: 40}
+		plain := generate(t, c, request, client.Speculation{Mode: "off"})
+		for _, s := range modesInTurn(i / 8) {
+			if got := generate(t, c, request, s); got.Text != plain.Text {
+				t.Errorf("case %d, %s: %q\nplain: %q", i, name(s), got.Text, plain.Text)
+			}
+		}
+	}
+	raw, err := c.Get(t.Context(), "/cluster")
+	if err != nil || !strings.Contains(string(raw), "rows=bf16@4") {
+		t.Errorf("/cluster does not name the border: %s, %v", raw, err)
+	}
+}
+
 // TestStagesElsewhere: so does a target with stages in workers of their own, also when such a worker or its engine is
 // killed.
 func TestStagesElsewhere(t *testing.T) {

@@ -142,7 +142,7 @@ func (c *cluster) specs() ([]supervise.Spec, error) {
 		target = append(target, "--target-stages", strings.Join(w.TargetStages, ","))
 	}
 	if len(w.TargetDevices)+len(w.TargetStages) > 0 {
-		target = append(target, "--target-layer-split", w.TargetLayerSplit)
+		target = append(target, "--target-layer-split", w.TargetLayerSplit, "--stage-row-type", w.StageRowType)
 	}
 	if !w.Lookup {
 		target = append(target, "--no-lookup")

@@ -37,6 +37,7 @@ type WorkerFlags struct {
 	TargetDevices    []string       `placeholder:"NAME,…" help:"Devices that share the layers of the target, in the order of the layers, such as cuda:0,hip:0 or cpu,cpu: each has an engine of its own. Default: one device has all."`
 	TargetStages     []string       `placeholder:"ADDR,…" help:"Workers on other hosts that have the layers after those of --target-devices (without it: of one device), in the order of the layers: each runs worker-target --stage K/N. The connection is not encrypted."`
 	TargetLayerSplit string         `default:"auto" placeholder:"N,…" help:"Layers of each of --target-devices and --target-stages, such as 40,24; auto = as many for each."`
+	StageRowType     string         `enum:"f32,bf16" default:"f32" help:"Type of the rows that stages hand each other: f32, or bf16, which is half the bytes between hosts, and other texts."`
 	DraftDevice      string         `placeholder:"NAME" help:"Device of the draft, if not --device."`
 	PrefillDevice    string         `placeholder:"NAME" help:"Device of the scorer that compresses prompts, if not --device."`
 	Threads          int            `default:"0" help:"CPU threads of the target's engine, 0 = one per core."`
@@ -140,7 +141,7 @@ func (w *WorkerFlags) validate() error {
 	if len(w.TargetDevices) > 0 && w.TargetDevice != "" {
 		problems = append(problems, errors.New("--target-device: --target-devices says where the target runs"))
 	}
-	problems = append(problems, workernode.CheckStages(w.TargetDevices, w.TargetStages, w.TargetLayerSplit))
+	problems = append(problems, workernode.CheckStages(w.TargetDevices, w.TargetStages, w.TargetLayerSplit, w.StageRowType))
 	return errors.Join(problems...)
 }
 

@@ -91,7 +91,7 @@ type HoldResponse struct {
 	// Hex: SHA-256 over the model's parameters and name, type, shape and bytes of the tensors of these layers, with
 	// embedding and head where the stage uses them.
 	LayersDigest string `protobuf:"bytes,8,opt,name=layers_digest,json=layersDigest,proto3" json:"layers_digest,omitempty"`
-	// Type of the values of hidden rows that the stage takes and returns: f32.
+	// Type of the values of hidden rows that the stage takes and returns unless a step asks for bf16: f32.
 	RowType       string `protobuf:"bytes,9,opt,name=row_type,json=rowType,proto3" json:"row_type,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

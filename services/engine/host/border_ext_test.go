@@ -286,7 +286,7 @@ func TestStagesShareRows(t *testing.T) {
 	for _, layers := range []int{1, 2, 1} {
 		stages = append(stages, staged.Stage{Open: h.OpenTarget, Layers: layers})
 	}
-	e, err := staged.Open(stages)(t.Context(), enginetest.TargetOptions(), nil)
+	e, err := staged.Open(stages, engine.HiddenF32)(t.Context(), enginetest.TargetOptions(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -28,17 +29,19 @@ type Stage struct {
 }
 
 // Open returns a function that opens the stages as one target. The layers of the stages are all layers of the model;
-// options may ask for a range of them. Stages of one device share options.MemoryCapBytes by their layers.
-func Open(stages []Stage) engine.Open[engine.Target] {
+// options may ask for a range of them. Stages of one device share options.MemoryCapBytes by their layers. rows is what
+// stages hand each other: HiddenBF16 is half the bytes, and other bits for each place of a border.
+func Open(stages []Stage, rows engine.HiddenEncoding) engine.Open[engine.Target] {
 	return func(ctx context.Context, options engine.OpenOptions, progress engine.Progress) (engine.Target, error) {
-		return open(ctx, stages, options, progress)
+		return open(ctx, stages, rows, options, progress)
 	}
 }
 
 // Target is the stages as one engine.
 type Target struct {
 	stages []engine.Target
-	turn   engine.Submitter // of the first stage, see enter
+	rows   engine.HiddenEncoding // between stages
+	turn   engine.Submitter      // of the first stage, see enter
 
 	handles engine.HandleTable
 
@@ -75,13 +78,16 @@ type Target struct {
 // progressUnit is what a layer counts for in the progress of loading.
 const progressUnit = 1 << 20
 
-func open(ctx context.Context, stages []Stage, options engine.OpenOptions, progress engine.Progress) (_ *Target,
-	err error) {
+func open(ctx context.Context, stages []Stage, rows engine.HiddenEncoding, options engine.OpenOptions,
+	progress engine.Progress) (_ *Target, err error) {
+	if rows.Bytes() == 0 {
+		return nil, rpcerr.InvalidArgument("rows", "unknown encoding %d", rows)
+	}
 	parts, err := divide(stages, options)
 	if err != nil {
 		return nil, err
 	}
-	t := &Target{turn: engine.NewSubmitter(), done: make(chan struct{}), closing: make(chan struct{}),
+	t := &Target{rows: rows, turn: engine.NewSubmitter(), done: make(chan struct{}), closing: make(chan struct{}),
 		sequences: map[engine.Sequence]*sequence{}, snapshots: map[engine.Snapshot]*snapshot{}}
 	t.moved.L = &t.mu
 	defer func() {
@@ -113,6 +119,9 @@ func open(ctx context.Context, stages []Stage, options engine.OpenOptions, progr
 	if err := t.level(ctx, parts); err != nil {
 		return nil, err
 	}
+	if len(t.stages) == 1 {
+		t.rows = engine.HiddenF32 // there is no border
+	}
 	t.served = make([]uint64, len(t.stages))
 	if t.info, err = t.describe(options); err != nil {
 		return nil, err
@@ -142,13 +151,14 @@ const sharedSteps = 4
 // had, because an engine is on another host or in another container, rows are sent.
 func (t *Target) share(ctx context.Context) {
 	t.borders = make([]*border.Region, len(t.stages)-1)
+	room := t.rows.Bytes() * t.info.MaxBatchRows * t.info.Hidden
 	sharers := make([]border.Sharer, len(t.stages))
 	for k, e := range t.stages {
 		sharers[k], _ = e.(border.Sharer)
 	}
 	for k := range t.borders {
 		if sharers[k] != nil || sharers[k+1] != nil {
-			t.borders[k], _ = border.New(sharedSteps, 4*t.info.MaxBatchRows*t.info.Hidden)
+			t.borders[k], _ = border.New(sharedSteps, room)
 		}
 	}
 	for k, s := range sharers {
@@ -309,6 +319,13 @@ func (t *Target) describe(options engine.OpenOptions) (engine.Info, error) {
 	}
 	out.Backend, out.Device = strings.Join(backends, "+"), strings.Join(devices, ", ")
 	out.Numerics = numerics(t.stages)
+	if t.rows == engine.HiddenBF16 {
+		var before []string // layers that get rounded rows
+		for _, e := range t.stages[1:] {
+			before = append(before, strconv.Itoa(e.Info().LayerFirst))
+		}
+		out.Numerics += " rows=bf16@" + strings.Join(before, ",")
+	}
 	out.Concurrent, out.Depth = false, len(t.stages)
 	t.gatherFeatures(&out)
 	return out, nil

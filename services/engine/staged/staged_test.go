@@ -20,6 +20,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type opener struct {
 	engine.Opener
 	layers []int
+	rows   engine.HiddenEncoding
 }
 
 func (o opener) OpenTarget(ctx context.Context, options engine.OpenOptions, p engine.Progress) (engine.Target, error) {
@@ -27,7 +28,7 @@ func (o opener) OpenTarget(ctx context.Context, options engine.OpenOptions, p en
 	for _, n := range o.layers {
 		stages = append(stages, staged.Stage{Open: o.Opener.OpenTarget, Layers: n})
 	}
-	return staged.Open(stages)(ctx, options, p)
+	return staged.Open(stages, o.rows)(ctx, options, p)
 }
 
 // TestStages: targets in stages keep every promise of an engine, whichever layers the stages have.
@@ -35,17 +36,19 @@ func TestStages(t *testing.T) {
 	for name, c := range map[string]struct {
 		layers  []int
 		options enginefake.Options
+		rows    engine.HiddenEncoding
 	}{
-		"two":                  {[]int{2, 2}, enginefake.Options{}},
-		"uneven, truncatable":  {[]int{1, 3}, enginefake.Options{Truncatable: true, Vocab: 100}},
-		"four, prompt bits":    {[]int{1, 1, 1, 1}, enginefake.Options{PromptRows: 64}},
-		"all captured in one":  {[]int{3, 1}, enginefake.Options{CaptureLayers: []int32{0, 2}}},
-		"all captured in last": {[]int{1, 3}, enginefake.Options{CaptureLayers: []int32{1, 3}}},
-		"one":                  {[]int{4}, enginefake.Options{}},
+		"two":                  {[]int{2, 2}, enginefake.Options{}, engine.HiddenF32},
+		"uneven, truncatable":  {[]int{1, 3}, enginefake.Options{Truncatable: true, Vocab: 100}, engine.HiddenF32},
+		"four, prompt bits":    {[]int{1, 1, 1, 1}, enginefake.Options{PromptRows: 64}, engine.HiddenF32},
+		"all captured in one":  {[]int{3, 1}, enginefake.Options{CaptureLayers: []int32{0, 2}}, engine.HiddenF32},
+		"all captured in last": {[]int{1, 3}, enginefake.Options{CaptureLayers: []int32{1, 3}}, engine.HiddenF32},
+		"one":                  {[]int{4}, enginefake.Options{}, engine.HiddenF32},
+		"bfloat16":             {[]int{1, 2, 1}, enginefake.Options{}, engine.HiddenBF16},
 	} {
 		t.Run(name, func(t *testing.T) {
 			enginetest.Run(t, func(*testing.T) (engine.Opener, enginetest.Models) {
-				return opener{&enginefake.Opener{Options: c.options}, c.layers}, enginetest.Models{
+				return opener{&enginefake.Opener{Options: c.options}, c.layers, c.rows}, enginetest.Models{
 					Target: "target", Draft: "draft", Tables: "target", Score: "score", Missing: "missing", OtherKV: 1,
 				}
 			})
@@ -90,7 +93,7 @@ func TestCancelledBetweenStages(t *testing.T) {
 				return all[len(all)-1], err
 			}})
 		}
-		e, err := staged.Open(stages)(t.Context(), enginetest.TargetOptions(), nil)
+		e, err := staged.Open(stages, engine.HiddenF32)(t.Context(), enginetest.TargetOptions(), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -188,7 +191,7 @@ func TestSequenceMadeInPart(t *testing.T) {
 				return all[len(all)-1], err
 			}})
 		}
-		e, err := staged.Open(stages)(t.Context(), enginetest.TargetOptions(), nil)
+		e, err := staged.Open(stages, engine.HiddenF32)(t.Context(), enginetest.TargetOptions(), nil)
 		if err != nil {
 			t.Fatal(err)
 		}

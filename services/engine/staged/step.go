@@ -24,7 +24,7 @@ type work struct {
 	groups []engine.Group
 	rows   []engine.Row
 	stages []engine.StepResult
-	widened,
+	converted,
 	raw []byte
 }
 
@@ -109,8 +109,13 @@ func (t *Target) Step(ctx context.Context, step *engine.Step, result *engine.Ste
 		return w.err
 	}
 	result.EngineNanos = nanos
-	if step.Hidden == engine.HiddenBF16 {
+	switch {
+	case len(result.HiddenOut) == 0 || step.Hidden == t.rows:
+	case step.Hidden == engine.HiddenBF16:
 		result.HiddenOut = narrow(result.HiddenOut)
+	default:
+		w.converted = append(w.converted[:0], result.HiddenOut...)
+		result.HiddenOut = widen(result.HiddenOut[:0], w.converted)
 	}
 	return nil
 }
@@ -152,10 +157,14 @@ func (t *Target) run(ctx context.Context, w *work, k int, step *engine.Step, res
 	last := len(t.stages) - 1
 	part := *step
 	part.Passed = nil
-	part.Hidden = engine.HiddenF32 // from stage to stage
-	if k == 0 && step.Hidden == engine.HiddenBF16 {
-		w.widened = widen(w.widened[:0], step.HiddenIn)
-		part.HiddenIn = w.widened
+	part.Hidden = t.rows
+	if k == 0 && step.Hidden != t.rows && len(step.HiddenIn) > 0 {
+		if step.Hidden == engine.HiddenBF16 {
+			w.converted = widen(w.converted[:0], step.HiddenIn)
+		} else {
+			w.converted = narrow(append(w.converted[:0], step.HiddenIn...))
+		}
+		part.HiddenIn = w.converted
 	}
 	part.Groups, part.Rows = t.groupsOf(w, k), t.rowsOf(w, k, step.Rows)
 	if part.Features = w.features.encoding; t.width(w.features, k) == 0 {

@@ -137,7 +137,8 @@ func (s *stage) engine(i int) *enginefake.Engine {
 // split opens targets whose second stage is served elsewhere.
 type split struct {
 	engine.Opener
-	t *testing.T
+	t    *testing.T
+	rows engine.HiddenEncoding
 }
 
 func (o split) OpenTarget(ctx context.Context, options engine.OpenOptions, p engine.Progress) (engine.Target, error) {
@@ -147,8 +148,8 @@ func (o split) OpenTarget(ctx context.Context, options engine.OpenOptions, p eng
 		s := serve(o.t, d, caps{o.Opener, options}, 0)
 		return s.open("head", d, 0)(ctx, options, p)
 	}
-	return staged.Open([]staged.Stage{{Open: o.Opener.OpenTarget, Layers: 2}, {Open: there,
-		Layers: 2}})(ctx, options, p)
+	return staged.Open([]staged.Stage{{Open: o.Opener.OpenTarget, Layers: 2}, {Open: there, Layers: 2}},
+		o.rows)(ctx, options, p)
 }
 
 // caps opens targets with the memory that the head has, in place of the stage's own.
@@ -168,11 +169,15 @@ func TestConformance(t *testing.T) {
 	if err := os.WriteFile(draft, make([]byte, 3<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	enginetest.Run(t, func(t *testing.T) (engine.Opener, enginetest.Models) {
-		return split{enginefake.New(enginefake.Options{}), t}, enginetest.Models{
-			Target: "target", Draft: draft, Tables: "target", Score: "score", Missing: "missing", OtherKV: 1,
-		}
-	})
+	for name, rows := range map[string]engine.HiddenEncoding{"f32": engine.HiddenF32, "bf16": engine.HiddenBF16} {
+		t.Run(name, func(t *testing.T) {
+			enginetest.Run(t, func(t *testing.T) (engine.Opener, enginetest.Models) {
+				return split{enginefake.New(enginefake.Options{}), t, rows}, enginetest.Models{
+					Target: "target", Draft: draft, Tables: "target", Score: "score", Missing: "missing", OtherKV: 1,
+				}
+			})
+		})
+	}
 }
 
 // TestUnfit: a stage that is not the one that the head wants is refused, with what is wrong, and is free again.

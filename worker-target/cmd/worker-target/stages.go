@@ -24,12 +24,13 @@ type StageFlags struct {
 	TargetDevices    []string `help:"Devices that share the layers of the target, in the order of the layers, such as cuda:0,hip:0 or cpu,cpu: each has an engine of its own. Default: one device has all." placeholder:"NAME,…"`
 	TargetStages     []string `help:"Workers on other hosts that have the layers after those of --target-devices (without it: of one device), in the order of the layers: each runs worker-target --stage K/N. The connection is not encrypted." placeholder:"ADDR,…"`
 	TargetLayerSplit string   `help:"Layers of each of --target-devices and --target-stages, such as 40,24; auto = as many for each." default:"auto" placeholder:"N,…"`
+	StageRowType     string   `help:"Type of the rows that stages hand each other: f32, or bf16, which is half the bytes between hosts, and other texts." enum:"f32,bf16" default:"f32"`
 	Stage            string   `help:"Serve stage K of N of a target, at --listen, for the worker that names it in --target-stages." placeholder:"K/N"`
 }
 
 func (s *StageFlags) validate(f *workernode.Flags) error {
 	if s.Stage == "" {
-		return workernode.CheckStages(s.TargetDevices, s.TargetStages, s.TargetLayerSplit)
+		return workernode.CheckStages(s.TargetDevices, s.TargetStages, s.TargetLayerSplit, s.StageRowType)
 	}
 	_, _, err := workernode.ParseStage(s.Stage)
 	switch {
@@ -85,8 +86,10 @@ func (s *StageFlags) open(ctx context.Context, f *workernode.Flags, file *gguf.F
 			Log: log.With(zap.Int("stage", d.Stage)),
 		})})
 	}
-	return staged.Open(stages), nil
+	return staged.Open(stages, rowTypes[s.StageRowType]), nil
 }
+
+var rowTypes = map[string]engine.HiddenEncoding{"f32": engine.HiddenF32, "bf16": engine.HiddenBF16}
 
 func dialStage(address string) (*grpc.ClientConn, error) {
 	return workernode.Dial(address, host.LoopDialOption())

@@ -25,7 +25,7 @@ func inStages(t testing.TB, o enginefake.Options) *schedule.Engine {
 	for _, layers := range []int{2, 1, 1} {
 		stages = append(stages, staged.Stage{Open: enginefake.New(o).OpenTarget, Layers: layers})
 	}
-	e, err := staged.Open(stages)(t.Context(), engine.OpenOptions{ModelPath: "target", MaxSequences: 16,
+	e, err := staged.Open(stages, engine.HiddenF32)(t.Context(), engine.OpenOptions{ModelPath: "target", MaxSequences: 16,
 		KVTypeK: engine.KVDefault, KVTypeV: engine.KVDefault}, nil)
 	if err != nil {
 		t.Fatal(err)

@@ -44,7 +44,7 @@ func stages(t testing.TB, o enginefake.Options, options engine.OpenOptions,
 	if options.MaxSequences == 0 {
 		options.MaxSequences = 40
 	}
-	e, err := staged.Open(all)(t.Context(), options, nil)
+	e, err := staged.Open(all, engine.HiddenF32)(t.Context(), options, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
