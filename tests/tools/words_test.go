@@ -129,6 +129,19 @@ func TestGoIsWrapped(t *testing.T) {
 	}
 }
 
+// TestNothingIsHalfMerged: no text holds both sides of a conflict.
+func TestNothingIsHalfMerged(t *testing.T) {
+	root, files := tracked(t, ".go", ".md", ".proto", ".cpp", ".cc", ".h", ".cu", ".cuh", ".yaml", ".yml", ".sh", ".cmake",
+		".json", ".tsv", ".mod", ".sum", ".txt", "")
+	for _, file := range files {
+		for i, line := range linesOf(t, root, file) {
+			if strings.HasPrefix(line, "<<<<<<< ") || strings.HasPrefix(line, ">>>>>>> ") {
+				t.Errorf("%s:%d: %s", file, i+1, line)
+			}
+		}
+	}
+}
+
 // linesOf returns the lines of a tracked file.
 func linesOf(t *testing.T, root, file string) []string {
 	t.Helper()
