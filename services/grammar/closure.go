@@ -2,14 +2,14 @@ package grammar
 
 import "slices"
 
-// closure is what a node leads to without consuming anything, inside its rule.
+// closure holds the nodes that a node leads to without consuming anything, inside its rule.
 type closure struct {
 	terms []int32 // nodes that consume something
 	calls []call
 	end   bool // the rule may be complete
 }
 
-// call of a rule. A tail call leaves nothing to return to.
+// call of a rule. A tail call has nothing to return to.
 type call struct {
 	rule, ret int32
 	tail      bool
@@ -18,8 +18,8 @@ type call struct {
 // maxEntries of all closures of a program.
 const maxEntries = 1 << 22
 
-// closure of a node, computed once. Rules that match the empty text are also passed over: hence returning at once from
-// a rule that was just entered never has to be followed.
+// closure of a node, computed once. Rules that match the empty text are also passed over, so an immediate return from a
+// rule that was just entered never has to be followed.
 func (p *program) closure(n int32) *closure {
 	if int(n) < len(p.closures) {
 		if c := p.closures[n]; c != nil {
@@ -65,7 +65,7 @@ func (p *program) closure(n int32) *closure {
 	return c
 }
 
-// onlyEnd tells whether nothing but the rule's end follows.
+// onlyEnd reports whether only the rule's end follows.
 func (p *program) onlyEnd(n int32) bool {
 	for range 4 {
 		x := &p.nodes[n]
@@ -81,7 +81,7 @@ func (p *program) onlyEnd(n int32) bool {
 	return false
 }
 
-// sort orders rules so that a rule stands before those that it may begin with. There are no cycles: left recursion
+// sort orders rules so that a rule comes before those that it may begin with. There are no cycles: left recursion
 // is refused.
 func (p *program) sort() {
 	p.order, p.rules = make([]int32, len(p.starts)), make([]int32, len(p.starts))

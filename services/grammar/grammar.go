@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// errAmbiguous is the fault of a grammar that reads a text in more ways than can be followed.
+// errAmbiguous is the fault of a grammar that has more readings of a text than can be followed.
 var errAmbiguous = errors.New("the grammar is too ambiguous: it allows too many readings of the same text")
 
 // Grammar is a compiled grammar. It is safe for concurrent use.
@@ -17,7 +17,7 @@ type Grammar struct {
 	mu     sync.Mutex // guards everything below, and the caches inside States
 	m      *machine
 	start  *State
-	shapes []shapeTable // made when they are needed
+	shapes []shapeTable // made on first use
 	rep    []int32      // node -> the node of its chain that has the same mask
 	masks  lru
 	stack  []*State // scratch of a walk
@@ -33,7 +33,7 @@ type pair struct {
 	state *State
 }
 
-// shapeTable is a shape seen through the grammar's classes of bytes.
+// shapeTable is a shape over the grammar's classes of bytes.
 type shapeTable [][]shapeEdge
 
 type shapeEdge struct {
@@ -44,11 +44,12 @@ type shapeEdge struct {
 const (
 	// maxMasks kept per grammar.
 	maxMasks = 2048
-	// maxMaskWork bounds the pairs that one mask may look at: a second of work, where usual masks need some thousands.
+	// maxMaskWork bounds the pairs that one mask may visit: a second of work, where usual masks need some thousands.
 	maxMaskWork = 1 << 22
 )
 
-// Mask tells which tokens a state allows. It is immutable. A turn may end where Accepts; ends of turns are not in
+// Mask is the set of tokens that a state allows. It is immutable. A turn may end where Accepts; ends of turns are
+// not in
 // the mask.
 type Mask struct {
 	Bits []uint32 // word id/32, bit id%32
@@ -118,10 +119,10 @@ func (p *program) representatives(longest int) []int32 {
 // Start is the state before any text.
 func (g *Grammar) Start() *State { return g.start }
 
-// Accepts tells whether the text so far is complete.
+// Accepts reports whether the text so far is complete.
 func (g *Grammar) Accepts(s *State) bool { return s != nil && s.frames[0].node == accepting }
 
-// Advance gives the state after a token, nil when the grammar does not allow it.
+// Advance returns the state after a token, nil when the grammar does not allow it.
 func (g *Grammar) Advance(s *State, token int32) *State {
 	if s == nil || token < 0 || int(token) >= g.vocab.size {
 		return nil
@@ -187,7 +188,7 @@ func (g *Grammar) hasTokens(s *State) bool {
 	return false
 }
 
-// Mask gives the tokens that may follow. The error says that the grammar is too ambiguous to be followed here.
+// Mask returns the tokens that may follow. The error says that the grammar is too ambiguous to be followed here.
 func (g *Grammar) Mask(s *State) (*Mask, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -219,7 +220,7 @@ func (g *Grammar) canonical(s *State) *State {
 		if f.node == accepting {
 			continue
 		}
-		if int(f.node) < len(g.rep) { // others are places of $members
+		if int(f.node) < len(g.rep) { // the others are places of $members
 			list[i].node = g.rep[f.node]
 		}
 		list[i].below = g.canonical(f.below)
@@ -284,11 +285,12 @@ func (g *Grammar) step(s *State, class uint8) *State {
 	return t
 }
 
-// maxTargets of a state that stepAll tells apart: beyond, its steps are taken when they are asked for.
+// maxTargets is the most targets of a state for which stepAll computes all steps; with more, steps are computed
+// on demand.
 const maxTargets = 1 << 12
 
-// stepAll takes the steps of all classes of bytes. Classes that choose the same edges lead to the same state. So a
-// place where all letters but one continue equally costs two steps and not one for every letter.
+// stepAll computes the steps of all classes of bytes. Classes that choose the same edges lead to the same state. So a
+// place where all letters but one lead to the same state costs two steps, not one for every letter.
 func (g *Grammar) stepAll(s *State) {
 	n := len(s.frames)
 	if n*g.m.classes > maxTargets {
@@ -362,8 +364,8 @@ func (g *Grammar) walk(s *State, nodes []trieNode, mask []uint32) {
 // maxPairs bounds the comparison of a state with a shape.
 const maxPairs = 512
 
-// lasts tells whether a state allows a run of letters as long as the longest token of a group: a cheap way to find out
-// that it does not allow all of them.
+// lasts reports whether a state allows a run of letters as long as the longest token of a group: a cheap test that shows
+// when it does not allow all of them.
 func (g *Grammar) lasts(s *State, length int) bool {
 	class := g.m.classOf['a']
 	for range length {
@@ -374,7 +376,8 @@ func (g *Grammar) lasts(s *State, length int) bool {
 	return true
 }
 
-// contains tells whether the state allows every text of a group's shape. It may say no without having tried everything.
+// contains reports whether the state allows every text of a group's shape. It may return false without an
+// exhaustive search.
 func (g *Grammar) contains(s *State, at int) bool {
 	of := &g.vocab.groups[at]
 	if of.shape == nil || !g.lasts(s, of.longest) {
@@ -416,7 +419,7 @@ func (g *Grammar) contains(s *State, at int) bool {
 	return true
 }
 
-// Forced gives the bytes that must come next, up to a place with a choice or where the text may end, at most limit.
+// Forced returns the bytes that must come next, up to a place with a choice or where the text may end, at most limit.
 func (g *Grammar) Forced(s *State, limit int) []byte {
 	if s == nil {
 		return nil
@@ -462,7 +465,7 @@ func (m *Mask) count() {
 	}
 }
 
-// Allows tells whether a token is in the mask.
+// Allows reports whether a token is in the mask.
 func (m *Mask) Allows(token int32) bool {
 	return token >= 0 && int(token/32) < len(m.Bits) && hasBit(m.Bits, token)
 }
@@ -475,7 +478,7 @@ func or(dst, src []uint32) {
 	}
 }
 
-// wordOf gives word i of the mask of a sorted list.
+// wordOf returns word i of the mask of a sorted list.
 func wordOf(ids []int32, i int) (w uint32) {
 	at, _ := slices.BinarySearch(ids, int32(32*i))
 	for ; at < len(ids) && int(ids[at]) < 32*(i+1); at++ {

@@ -93,7 +93,7 @@ func readJSON(d *json.Decoder, depth int) (*jsonNode, error) {
 	return &jsonNode{kind: '0', text: "null"}, nil
 }
 
-// get gives a member of an object, nil when there is none.
+// get returns a member of an object, nil when there is none.
 func (n *jsonNode) get(key string) *jsonNode {
 	if i := n.place(key); i >= 0 {
 		return n.members[i].value
@@ -104,7 +104,7 @@ func (n *jsonNode) get(key string) *jsonNode {
 // fewMembers are searched one by one.
 const fewMembers = 16
 
-// place is the index of a member, -1 when there is none.
+// place returns the index of a member, -1 when there is none.
 func (n *jsonNode) place(key string) int {
 	if len(n.members) <= fewMembers {
 		return slices.IndexFunc(n.members, func(m member) bool { return m.key == key })

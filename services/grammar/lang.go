@@ -63,8 +63,8 @@ type operand struct {
 	not bool
 }
 
-// intersect gives the texts that are in all languages, of least to most characters (most < 0: any number), trimmed and
-// minimal, and how many cells of tables were looked at.
+// intersect returns the texts that are in all languages, of least to most characters (most < 0: any number), trimmed
+// and minimal, and how many cells of tables were visited.
 func intersect(list []operand, least, most int) (d *dfa, cells int, err error) {
 	cuts := []rune{0}
 	for _, o := range list {
@@ -264,7 +264,7 @@ func onlyTexts(texts []string) *dfa {
 }
 
 // patternLang is the language of the texts in which a regular expression is found. Look-aheads are followed at the
-// beginning of the text. What was looked at is added to cells.
+// beginning of the text. The cells visited are added to cells.
 func patternLang(text string, cells *int) ([]operand, error) {
 	text = fromECMA(text)
 	var list []operand
@@ -350,7 +350,7 @@ func grouped(text string) bool {
 	return !bar
 }
 
-// spaceECMA is \s as ECMA 262 has it, inside a class.
+// spaceECMA is ECMA 262's \s, inside a class.
 const spaceECMA = `\t\n\x{B}\f\r \x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}\x{FEFF}`
 
 // fromECMA writes a regular expression of ECMA 262 in Go's syntax, where the two spell or mean the same
@@ -396,7 +396,7 @@ func fromECMA(text string) string {
 			b.WriteString(`\x{0}`)
 		case c == 'a' || c == 'Q' || c == 'E' || c == 'C' || c == 'A' || c == 'z' || c == 'Z' ||
 			c == 'e' || c == 'h' || c == 'H':
-			b.WriteByte(c) // letters that mean themselves there
+			b.WriteByte(c) // letters that stand for themselves there
 			if c == 'A' || c == 'Z' || c == 'z' {
 				// These are anchors in other dialects, and not meant as their letters.
 				s := b.String()
@@ -525,8 +525,7 @@ func (a *nfa) repeat(x *syntax.Regexp, least, most int, next int32) int32 {
 	return next
 }
 
-// regexLang is the language of the texts in which re is found. Cells of its table and nodes looked at are added
-// to cells.
+// regexLang is the language of the texts in which re is found. Cells of its table and nodes visited are added to cells.
 func regexLang(re *syntax.Regexp, cells *int) (*dfa, error) {
 	a := &nfa{}
 	a.nodes = append(a.nodes, nfaNode{op: 'm', to: [2]int32{-1, -1}})
@@ -595,7 +594,8 @@ type subsets struct {
 	targets [][]int32        // of one row, kept for its memory
 }
 
-// closure follows what consumes nothing. Only characters and, with matched, nothing else stay.
+// closure follows the nodes that consume nothing. The list keeps nodes that consume a character, and those that wait
+// for the end.
 func (s *subsets) closure(from []int32, begin, end bool) (list []int32, matched bool) {
 	s.round++
 	stack := slices.Clone(from)
@@ -656,7 +656,7 @@ func (s *subsets) add(from []int32, begin bool) int32 {
 	return n
 }
 
-// row gives the states that follow state n, by interval. Nodes looked at are added to work.
+// row returns the states that follow state n, by interval. Nodes visited are added to work.
 func (s *subsets) row(n int, work *int) []int32 {
 	row := make([]int32, len(s.dfa.cuts))
 	if s.targets == nil {
@@ -684,7 +684,7 @@ func (s *subsets) row(n int, work *int) []int32 {
 	return row
 }
 
-// writeLang gives the body of a language: a rule for every state. class writes one character out of pairs of bounds.
+// writeLang returns the body of a language: a rule for every state. class writes one character out of pairs of bounds.
 func (c *schemaCompiler) writeLang(d *dfa, class func(bounds []rune) string, path string) string {
 	names := make([]string, len(d.next))
 	for n := range names {

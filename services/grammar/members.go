@@ -17,7 +17,7 @@ type memberSet struct {
 	needed      int // parts that are required
 }
 
-// memberState is a place in a $members: which parts were there, as far as that matters.
+// memberState is a place in a $members: which parts have come, as far as that matters.
 type memberState struct {
 	set   int32
 	after bool     // of a separator: a part has to follow
@@ -63,7 +63,7 @@ func (b *builder) members(x members, next int32) int32 {
 	return n
 }
 
-// member gives the node of a place, -1 when there are too many.
+// member returns the node of a place, -1 when there are too many.
 func (p *program) member(s memberState) int32 {
 	key := binary.AppendVarint(nil, int64(s.set))
 	key = binary.AppendVarint(key, int64(s.count))
@@ -89,7 +89,7 @@ func (p *program) member(s memberState) int32 {
 	return n
 }
 
-// expand adds what a place of a $members leads to: a separator, parts, or the end.
+// expand adds the successors of a place of a $members: a separator, parts, or the end.
 func (p *program) expand(n int32, c *closure, visit func(int32)) {
 	s := p.memberStates[p.nodes[n].set]
 	set := &p.memberSets[s.set]
@@ -105,7 +105,7 @@ func (p *program) expand(n int32, c *closure, visit func(int32)) {
 	if !room {
 		return
 	}
-	// Places have to be left for the required parts, and for as many others as are still asked for.
+	// Room must remain for the required parts, and for as many others as the limits still require.
 	left := func(i int) bool {
 		if set.most < 0 {
 			return true
@@ -119,7 +119,8 @@ func (p *program) expand(n int32, c *closure, visit func(int32)) {
 		}
 		return s.count+1+max(lacks, set.least-now) <= set.most
 	}
-	// Parts that may come often come when nothing is missing but one of them: otherwise a model might write them for ever.
+	// Parts that may come often are offered only while one of them is still required: otherwise a model might write
+	// them without end.
 	enough := func(i int) bool {
 		now := distinct
 		if !hasPart(s.seen, i) {
@@ -166,7 +167,7 @@ func (p *program) forgetMembers() {
 			delete(p.memberNodes, key)
 		}
 	}
-	// What the text gave leads to places, too.
+	// Nodes of the text lead to places, too.
 	for i := range p.closures {
 		p.closures[i] = nil
 	}

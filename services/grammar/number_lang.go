@@ -67,7 +67,7 @@ func (c *schemaCompiler) numberLang(n *numberShape, path string) string {
 	return c.w.Rule(c.writeLang(d, p.class, path))
 }
 
-// decimal gives the digits of a number before and after the point, without its sign, and whether its expansion ends.
+// decimal returns the digits of a number before and after the point, without its sign, and whether its expansion ends.
 func decimal(x *big.Rat) (whole, fraction string, ok bool) {
 	x = new(big.Rat).Abs(x)
 	prec, exact := x.FloatPrec()
@@ -198,7 +198,7 @@ func meets(s comparison, whole, fraction string, bound *big.Rat, open bool, dire
 	} else if order == 0 && s.digits < len(fraction) {
 		order = -1
 	}
-	// The order of magnitudes to that of numbers. Zero has no sign.
+	// Turns the order of magnitudes into that of numbers. Zero has no sign.
 	switch {
 	case s.sign == '-' && bound.Sign() < 0:
 		order = -order

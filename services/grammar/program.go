@@ -24,7 +24,7 @@ type node struct {
 	kind  kind
 	next  int32   // kindTokens, kindCall
 	rule  int32   // kindCall
-	solid bool    // kindCall: a round that matches the empty text is no round, what follows is reached otherwise
+	solid bool    // kindCall: a round that matches the empty text does not count; other edges reach what follows
 	to    []int32 // kindSplit
 	edges []edge  // kindBytes: sorted, disjoint
 	set   int32   // kindTokens: index of program.sets; kindMembers: of program.memberStates
@@ -46,8 +46,8 @@ type tokenSet struct {
 type chain struct {
 	nodes    []int32
 	min, max int // max < 0: the last node is a loop
-	// The same repetition without its bounds, which a place that is far from them cannot be told from: may goes on or
-	// leaves, must goes on.
+	// The same repetition without its bounds, to which a place far from them is equivalent: may continues or leaves,
+	// must continues.
 	may, must int32
 }
 
@@ -83,8 +83,8 @@ type builder struct {
 	syntax *Syntax
 	vocab  *Vocabulary
 	made   []expr // bodies of rules made for repetitions
-	// Nodes that read a byte, by their edges, and calls, by rule and next, each once: places that go on alike are equal,
-	// so that a mask sees far fewer of them.
+	// Nodes that read a byte, by their edges, and calls, by rule and next, each once: places with the same continuation
+	// are equal, so that a mask visits far fewer of them.
 	bytesNodes map[string]int32
 	callNodes  map[[2]int32]int32
 	key        []byte // scratch
@@ -244,7 +244,7 @@ func (b *builder) repeat(x repeat, next int32) int32 {
 	solid := false
 	if copies > inlineRepeat {
 		if nullableExpr(body, b.null) {
-			// Every round may be empty: they need not be taken at all, and passing over them one by one would take long.
+			// Every round may be empty, so none need be taken, and passing over them one by one would take long.
 			solid = true
 			if x.min = 0; x.max < 0 {
 				copies = 0
@@ -270,7 +270,8 @@ func (b *builder) repeat(x repeat, next int32) int32 {
 			first = b.expr(body, c.nodes[len(c.nodes)-1])
 		}
 		if i >= x.min {
-			// Every optional round may leave the whole, so that a closure does not grow with the number of rounds.
+			// Every optional round may leave the whole repetition, so that a closure does not grow with the number
+			// of rounds.
 			first = b.add(node{kind: kindSplit, to: []int32{first, next}})
 		}
 		c.nodes = append(c.nodes, first)
@@ -421,7 +422,7 @@ func appendUTF8(list [][]byteRange, lo, hi rune) [][]byteRange {
 	return append(list, s)
 }
 
-// classify numbers the bytes that no edge tells apart.
+// classify gives bytes that no edge distinguishes the same number.
 func (p *program) classify() {
 	var cut [257]bool
 	for i := range p.nodes {

@@ -8,8 +8,8 @@ type gate struct {
 	parent int32
 }
 
-// nullable tells which rules match the empty text, in time linear in the text: what is found out about a part is handed
-// up, and no part is looked at twice. The first gates are the rules.
+// nullable returns which rules match the empty text, in time linear in the text: the result for a part is passed up,
+// and no part is visited twice. The first gates are the rules.
 func (s *Syntax) nullable() []bool {
 	gates := make([]gate, len(s.rules))
 	users := make([][]int32, len(s.rules)) // gates that a rule is a part of
@@ -126,7 +126,7 @@ func leftmost(x expr, null []bool, visit func(int)) {
 	}
 }
 
-// leftRecursion finds rules that begin with themselves, directly or through others, and gives the way round.
+// leftRecursion finds rules that begin with themselves, directly or through others, and returns the cycle.
 func (s *Syntax) leftRecursion(null []bool) []int {
 	const (
 		fresh = iota

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Bounds of schemas: bytes of text, rules that they become, and parts looked at on the way there, references followed
-// and pairs of values compared.
+// Bounds of schemas: bytes of text, rules that they become, and work on the way there (parts visited, references
+// followed, pairs of values compared).
 const (
 	MaxSchema      = 512 << 10
 	maxSchemaRules = 20_000
@@ -18,19 +18,20 @@ const (
 
 // SchemaOptions say how a schema is read.
 type SchemaOptions struct {
-	// As is how values are written; the zero Spelling is JSON.
+	// As is the spelling of values; the zero Spelling is JSON.
 	As Spelling
-	// Open reads the schema as the standard has it: keys in any order, undeclared ones wherever nothing forbids them,
-	// arrays that end within prefixItems. Otherwise keys come in the order of the schema, undeclared ones only where they
-	// are asked for, and all prefixItems are written.
+	// Open reads the schema as the standard defines it: keys in any order, undeclared ones wherever nothing forbids
+	// them, arrays that end within prefixItems. Otherwise keys come in the order of the schema, undeclared ones only
+	// where the schema asks for them, and all prefixItems are written.
 	Open bool
-	// Drop is told of every keyword that cannot be followed, which is then left out. nil: such a keyword is an error.
+	// Drop is called for every keyword that cannot be followed; the keyword is then left out. nil: such a keyword is
+	// an error.
 	Drop func(*SchemaError)
 }
 
-// Schema adds the rules of a JSON schema and gives the name of the one for the whole value. docs/grammar.md lists the
-// keywords. What cannot be expressed is a *SchemaError. Every text of the rules is valid for the schema; not every
-// valid text is a text of the rules: keys come in the order of the schema, and undeclared keys only where
+// Schema adds the rules of a JSON schema and returns the name of the one for the whole value. docs/grammar.md lists the
+// keywords. A schema that cannot be expressed is a *SchemaError. Every text of the rules is valid for the schema; not
+// every valid text is a text of the rules: keys come in the order of the schema, and undeclared keys only where
 // additionalProperties asks for them.
 func (w *Writer) Schema(schema []byte) (rule string, err error) {
 	return w.SchemaWith(schema, SchemaOptions{})
@@ -76,7 +77,7 @@ func (w *Writer) SchemaWith(schema []byte, o SchemaOptions) (rule string, err er
 	return c.compile(c.one(root, false), ""), nil
 }
 
-// forget empties what was found out about schemas.
+// forget drops all results about schemas.
 func (c *schemaCompiler) forget() {
 	c.known, c.expanded, c.single, c.open = map[string]string{}, map[string][]*shape{},
 		map[string][]*shape{}, map[string]bool{}
@@ -104,7 +105,7 @@ type schemaCompiler struct {
 	w        *Writer
 	spelling Spelling
 	options  SchemaOptions
-	nested   bool // the value that is looked at is a part of another
+	nested   bool // the value in work is a part of another
 	legacy   bool // the schema names a draft up to the seventh
 
 	root      *jsonNode
@@ -116,7 +117,7 @@ type schemaCompiler struct {
 	known     map[string]string   // rules of sets of schemas
 	expanded  map[string][]*shape // of sets
 	single    map[string][]*shape // of one schema
-	open      map[string]bool     // schemas whose alternatives are being looked for
+	open      map[string]bool     // schemas whose alternatives are being computed
 	vague     map[string]bool     // negations that lack some of the values
 	fruitful  map[string]bool     // whether a set has a value
 	langs     map[string]patternLangs
@@ -129,7 +130,7 @@ type schemaCompiler struct {
 	probing   int
 }
 
-// know gives a node that is used as a schema its number.
+// know numbers a node that is used as a schema.
 func (c *schemaCompiler) know(n *jsonNode) {
 	if n.id == 0 {
 		*c.ids++
@@ -137,7 +138,7 @@ func (c *schemaCompiler) know(n *jsonNode) {
 	}
 }
 
-// Where schemas stand in schemas: as the value of a keyword, in a list, or by name.
+// Where schemas occur in schemas: as the value of a keyword, in a list, or by name.
 var (
 	schemaKeywords = []string{"items", "additionalItems", "additionalProperties", "propertyNames", "contains", "not", "if",
 		"then", "else", "unevaluatedItems", "unevaluatedProperties"}
@@ -147,7 +148,7 @@ var (
 )
 
 // place notes where the nodes of the text are, and what references may call them. base is the address of the resource
-// that n is in; schema says that n stands where schemas do: an $id elsewhere is none.
+// that n is in; schema reports that n is at a place for schemas; an $id elsewhere does not count.
 func (c *schemaCompiler) place(n *jsonNode, path, base string, resource *jsonNode, schema bool) {
 	n.path, n.base = strings.TrimPrefix(path, "."), base
 	n.resource = resource
@@ -196,7 +197,7 @@ func (c *schemaCompiler) place(n *jsonNode, path, base string, resource *jsonNod
 	}
 }
 
-// resolve gives the address that a reference means in a resource.
+// resolve returns the address of a reference in a resource.
 func resolve(base, ref string) string {
 	b, err := url.Parse(base)
 	if err != nil {
@@ -209,7 +210,7 @@ func resolve(base, ref string) string {
 	return b.ResolveReference(r).String()
 }
 
-// enter counts a schema that is looked at; the result undoes its part in the nesting.
+// enter counts a schema that is visited; the result undoes its part in the nesting.
 func (c *schemaCompiler) enter(path string) (leave func()) {
 	if c.depth++; c.depth > 2*maxSchemaNesting {
 		c.giveUp(path, "is nested too deep, or refers to itself")
@@ -218,7 +219,7 @@ func (c *schemaCompiler) enter(path string) (leave func()) {
 	return c.leave
 }
 
-// spend counts parts that are looked at and pairs that are compared.
+// spend counts parts that are visited and pairs that are compared.
 func (c *schemaCompiler) spend(n int, path string) {
 	if c.work += n; c.work > maxSchemaWork || c.w.count > c.limit || c.w.b.Len() > MaxText {
 		c.giveUp(path, "the schema is too large once all references are followed")
@@ -251,7 +252,7 @@ func (c *schemaCompiler) drop(path, message string) {
 // drops reports whether keywords that cannot be followed are left out.
 func (c *schemaCompiler) drops() bool { return c.options.Drop != nil }
 
-// compile gives the rule of a set of schemas.
+// compile returns the rule of a set of schemas.
 func (c *schemaCompiler) compile(set conj, path string) string {
 	if len(set) == 0 {
 		return c.value()
@@ -331,7 +332,7 @@ func (c *schemaCompiler) nothing(set conj, path string) {
 	c.fail(path, "cannot be met: nothing that can be written is valid for it")
 }
 
-// value is the rule of any value.
+// value returns the rule of any value.
 func (c *schemaCompiler) value() string {
 	if c.whole() {
 		return c.w.Rule(c.rawSized(0, -1)) // any text is some value
@@ -339,7 +340,7 @@ func (c *schemaCompiler) value() string {
 	return c.json("value")
 }
 
-// plain reports whether every value is meant.
+// plain reports whether the shape allows every value.
 func (s *shape) plain() bool {
 	return s.types == typeAll && !s.listed && len(s.except) == 0 && s.number.free() && s.text.free() &&
 		s.array.free() && s.object.free()
@@ -385,7 +386,7 @@ func (c *schemaCompiler) values(s *shape, path string) string {
 	return c.w.Rule(strings.Join(words, " | "))
 }
 
-// target finds what a $ref names, nil when it is dropped.
+// target finds the schema that a $ref names, nil when it is dropped.
 func (c *schemaCompiler) target(s, r *jsonNode) *jsonNode {
 	if r.kind != 's' {
 		c.fail(s.path+".$ref", "must be a text")
@@ -433,5 +434,5 @@ func (c *schemaCompiler) target(s, r *jsonNode) *jsonNode {
 	return n
 }
 
-// is tells whether a value has a type.
+// is reports whether a value has a type.
 func (n *jsonNode) is(t types) bool { return typeOf(n)&t != 0 }

@@ -48,7 +48,7 @@ func (c *schemaCompiler) array(s *shape, path string) string {
 	if a.hi >= 0 && a.hi < len(a.prefix) {
 		a.prefix = a.prefix[:a.hi]
 	}
-	// Otherwise than by the standard, what is not asked for does not follow, and the first items are all written.
+	// Unlike in the standard, items that the schema does not ask for do not follow, and all first items are written.
 	if !c.options.Open && len(a.prefix) > 0 {
 		a.lo = max(a.lo, len(a.prefix))
 		if len(a.rest) == 0 {
@@ -104,7 +104,7 @@ func (c *schemaCompiler) sequence(a *arrayShape, path string) string {
 // maxListed is the number of whole numbers between bounds that are listed.
 const maxListed = 256
 
-// items lists what the items of an array may be, when there are no first ones and the values can be listed.
+// items lists the possible items of an array, if there are no first ones and the values can be listed.
 func (c *schemaCompiler) items(a *arrayShape) ([]*jsonNode, bool) {
 	if len(a.prefix) > 0 || len(a.contains) > 0 || len(a.rest) == 0 {
 		return nil, false
@@ -308,9 +308,9 @@ func (c *schemaCompiler) itemCounter(a *arrayShape, path string) *itemAutomaton 
 	return m
 }
 
-// counted gives what the item after s must be when it counts for the kinds of set, and the state after it. It is
+// counted returns what the item after s must be if it counts for the kinds of set, and the state after it. It is
 // impossible when the array is full, when a kind need not or must not be counted once more, or when "not this kind"
-// cannot be said.
+// cannot be expressed.
 func (a *arrayShape) counted(s itemState, set int) (want conj, t itemState, possible bool) {
 	if a.hi >= 0 && s.items >= a.hi {
 		return nil, s, false
@@ -328,7 +328,7 @@ func (a *arrayShape) counted(s itemState, set int) (want conj, t itemState, poss
 			want = want.and(of.conj)
 			t.counts[i]++
 		case of.hi >= 0:
-			// What is not counted must not be of this kind.
+			// An item that is not counted must not be of this kind.
 			if len(of.conj) != 1 {
 				return nil, t, false
 			}

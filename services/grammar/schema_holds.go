@@ -5,7 +5,7 @@ import (
 	"unicode/utf8"
 )
 
-// admits reports whether a value is valid for a set of schemas, as far as their shapes have it.
+// admits reports whether a value is valid for a set of schemas, as far as their shapes show.
 func (c *schemaCompiler) admits(set conj, v *jsonNode) bool {
 	if len(set) == 0 {
 		return true
@@ -219,7 +219,7 @@ func (c *schemaCompiler) hollow(set conj) bool {
 	return !f.any(set)
 }
 
-// prune gives the shape without the types that turn out to have no value, nil when none is left.
+// prune returns the shape without the types that turn out to have no value, nil when none is left.
 func (c *schemaCompiler) prune(s *shape) *shape {
 	f := fruit{c: c, open: map[string]bool{}}
 	out := s
@@ -227,11 +227,10 @@ func (c *schemaCompiler) prune(s *shape) *shape {
 	return out
 }
 
-// errOpen unwinds a look at a schema whose alternatives are not known yet.
+// errOpen unwinds a visit of a schema whose alternatives are not known yet.
 type errOpen struct{}
 
-// probe calls f, which may look at parts of schemas that are just being worked on. It reports whether f came to
-// its end.
+// probe calls f, which may visit parts of schemas that are still in work. It reports whether f returned normally.
 func (c *schemaCompiler) probe(f func()) (done bool) {
 	c.probing++
 	defer func() {
@@ -250,8 +249,8 @@ func (c *schemaCompiler) probe(f func()) (done bool) {
 type fruit struct {
 	c    *schemaCompiler
 	open map[string]bool
-	// A set that is open was met and taken for one without values, or one that is not known yet for one with values: what
-	// follows from that is not kept.
+	// met: a set in work was assumed to have no values. granted: a set that is not known yet was assumed to have
+	// values. Results that depend on these are not kept.
 	met, granted bool
 }
 

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// and gives the shape of the values of both, nil when there is none, as far as that is plain to see.
+// and returns the shape of the values of both, nil when there is none, as far as a simple check shows.
 func (c *schemaCompiler) and(a, b *shape) *shape {
 	c.spend(1+(len(a.object.keys)+len(b.object.keys)+len(a.values)+len(b.values))/fewMembers, "")
 	s := &shape{types: a.types & b.types, at: b.at}
@@ -92,7 +92,7 @@ func (a numberShape) and(b *numberShape) numberShape {
 	return a
 }
 
-// none reports whether no number is meant, as far as that is plain to see.
+// none reports whether the shape allows no number, as far as a simple check shows.
 func (a *numberShape) none() bool {
 	if a.integer && a.fraction {
 		return true
@@ -106,7 +106,7 @@ func (a *numberShape) none() bool {
 	return a.lo.Cmp(a.hi) > 0 || a.lo.Cmp(a.hi) == 0 && (a.loOpen || a.hiOpen)
 }
 
-// holds reports whether a number is meant.
+// holds reports whether the shape allows a number.
 func (a *numberShape) holds(v *big.Rat) bool {
 	if a.integer && !v.IsInt() || a.fraction && v.IsInt() {
 		return false
@@ -163,7 +163,7 @@ func (o objectShape) and(b *objectShape) objectShape {
 	return out
 }
 
-// product gives the shapes of values that are in one of each list.
+// product returns the shapes of values that are in one shape of each list.
 func (c *schemaCompiler) product(a, b []*shape) []*shape {
 	var out []*shape
 	for _, x := range a {

@@ -1,6 +1,7 @@
 package grammar
 
-// negative gives alternatives of values that are not valid. What cannot be said is left out, and noted in vague.
+// negative returns alternatives of values that are not valid. Those that cannot be expressed are left out, and noted
+// in vague.
 func (c *schemaCompiler) negative(s *jsonNode) (out []*shape) {
 	add := func(list ...*shape) {
 		for _, x := range list {
@@ -111,7 +112,7 @@ func (c *schemaCompiler) negativeText(s *jsonNode, add func(...*shape), vague fu
 	}
 }
 
-// negativeCombined adds the values that break a combination of schemas. inherit gives the values that are valid (or,
+// negativeCombined adds the values that break a combination of schemas. inherit returns the values that are valid (or,
 // with true, not valid) for one of them.
 func (c *schemaCompiler) negativeCombined(
 	s *jsonNode, add func(...*shape), inherit func(n *jsonNode, not bool) []*shape,

@@ -35,7 +35,7 @@ func (c *schemaCompiler) number(n *numberShape, path string) string {
 			return c.w.JSON("int")
 		}
 		if bounded {
-			return c.w.Rule(c.w.JSON("int") + " " + anyFraction) // an exponent leads beyond them
+			return c.w.Rule(c.w.JSON("int") + " " + anyFraction) // an exponent would exceed them
 		}
 		return c.w.JSON("number")
 	}
@@ -77,7 +77,7 @@ func (c *schemaCompiler) number(n *numberShape, path string) string {
 	return c.w.Rule(strings.Join(list, " | "))
 }
 
-// plain reports whether only bounds and whole numbers are asked for.
+// plain reports whether the only conditions are bounds and whole numbers.
 func (a *numberShape) plain() bool {
 	return !a.fraction && len(a.multiple)+len(a.notMultiple)+len(a.except) == 0
 }

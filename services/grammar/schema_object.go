@@ -36,7 +36,7 @@ type property struct {
 	required  bool
 }
 
-// object writes the members that a shape asks for and allows.
+// object writes the members that a shape requires and allows.
 func (c *schemaCompiler) object(s *shape, path string) string {
 	o := &s.object
 	if len(s.except) > 0 {
@@ -112,7 +112,7 @@ func (c *schemaCompiler) anyOrder(list []property, extra string, least, most int
 	}
 	switch {
 	case extra != "" && len(list) > 0:
-		parts = append(parts, extra+"+") // what the schema names leads
+		parts = append(parts, extra+"+") // named members come first
 	case extra != "":
 		parts = append(parts, extra+"*")
 	}
@@ -212,9 +212,10 @@ func (c *schemaCompiler) inOrder(list []property, extra string, least, most int,
 	return c.w.Rule(strings.Join(strings.Fields(fmt.Sprintf(`"{" %s %s "}"`, ws, strings.TrimSuffix(first, empty))), " "))
 }
 
-// otherMembers gives the rule of a member whose key is not declared, "" when there is none.
+// otherMembers returns the rule of a member whose key is not declared, "" when there is none.
 func (c *schemaCompiler) otherMembers(o *objectShape, keys []string, declares bool, path string) string {
-	// The standard allows other keys where nothing is said about them; strict schemas only in objects that declare none.
+	// The standard allows other keys where the schema does not mention them; strict schemas only in objects that
+	// declare none.
 	free := c.options.Open || len(o.others) > 0 || !declares && len(o.patterns) == 0
 	var patterns []string
 	add := func(p string) {
@@ -281,8 +282,8 @@ func (c *schemaCompiler) otherMembers(o *objectShape, keys []string, declares bo
 	return c.w.Rule(strings.Join(list, " | "))
 }
 
-// patternMembers gives the rules of members whose key is a text of names and none of keys: one for every combination of
-// patterns, with the value that the patterns it matches ask for. free: a key without a pattern is allowed.
+// patternMembers returns the rules of members whose key is a text of names and none of keys: one for every combination
+// of patterns, with the value that the matching patterns require. free: a key without a pattern is allowed.
 func (c *schemaCompiler) patternMembers(
 	o *objectShape, names *textShape, patterns, keys []string, free bool, path string,
 ) (list []string) {
@@ -333,7 +334,7 @@ func (c *schemaCompiler) undeclared(o *objectShape, keys []string) (out []string
 	return out
 }
 
-// nameShapes gives the shapes of names that are texts.
+// nameShapes returns the shapes of names that are texts.
 func (c *schemaCompiler) nameShapes(o *objectShape) (out []*shape) {
 	for _, s := range c.live(c.shapes(o.names)) {
 		if s.types&typeString != 0 {

@@ -97,7 +97,7 @@ func (a conj) key() string {
 	return string(b)
 }
 
-// shape says what values of each type have to be. Its parts are not changed once it is made.
+// shape holds the conditions on values of each type. Its parts are not changed once it is made.
 type shape struct {
 	types  types
 	number numberShape
@@ -107,7 +107,7 @@ type shape struct {
 	// values are the only ones when listed.
 	values []*jsonNode
 	listed bool
-	except []*jsonNode // arrays and objects that are not meant
+	except []*jsonNode // arrays and objects that are excluded
 	// Members and items that schemas of the same place have evaluated, for unevaluatedProperties and unevaluatedItems.
 	seenKeys     []string
 	seenPatterns []string
@@ -155,7 +155,7 @@ type arrayShape struct {
 	contains []containing
 }
 
-// item is what the item at a place has to be.
+// item returns the schemas of the item at a place.
 func (a *arrayShape) item(i int) conj {
 	if i < len(a.prefix) {
 		return a.prefix[i]
@@ -173,13 +173,13 @@ type objectShape struct {
 	lo, hi   int
 }
 
-// patternMember is what the values of matching keys have to be.
+// patternMember holds the schemas of the values of matching keys.
 type patternMember struct {
 	pattern string
 	conj
 }
 
-// otherMembers is what the values of keys have to be that are not named and match no pattern.
+// otherMembers holds the schemas of the values of keys that are not named and match no pattern.
 type otherMembers struct {
 	named    []string // sorted
 	patterns []string
@@ -228,7 +228,7 @@ func union[T comparable](a, b []T) []T {
 // maxShapes of one schema.
 const maxShapes = 2048
 
-// shapes gives the alternatives of a set of schemas, none when nothing is valid.
+// shapes returns the alternatives of a set of schemas, none when nothing is valid.
 func (c *schemaCompiler) shapes(set conj) []*shape {
 	key := set.key()
 	if out, ok := c.expanded[key]; ok {
@@ -242,7 +242,7 @@ func (c *schemaCompiler) shapes(set conj) []*shape {
 	return out
 }
 
-// alternatives of one schema, or of what is not valid for it. They are kept.
+// alternatives returns those of one schema, or of the values that are not valid for it. They are cached.
 func (c *schemaCompiler) alternatives(s *jsonNode, not bool) []*shape {
 	c.know(s)
 	key := conj{{s, not}}.key()
@@ -316,7 +316,7 @@ func (c *schemaCompiler) schemaMembers(s *jsonNode, key string) []member {
 	return n.members
 }
 
-// textList gives the texts of a keyword that lists names of keys.
+// textList returns the texts of a keyword that lists names of keys.
 func (c *schemaCompiler) textList(n *jsonNode, path string) []string {
 	if n == nil {
 		return nil
@@ -334,10 +334,10 @@ func (c *schemaCompiler) textList(n *jsonNode, path string) []string {
 	return out
 }
 
-// positive gives the alternatives of the values that are valid.
+// positive returns the alternatives of the values that are valid.
 func (c *schemaCompiler) positive(s *jsonNode) []*shape {
 	if r := s.get("$ref"); r != nil && (c.legacy || len(s.members) == 1) {
-		return c.referred(s, r, false) // older drafts ignore what stands beside a reference
+		return c.referred(s, r, false) // older drafts ignore keywords beside a reference
 	}
 	base := c.plain(s)
 	if base == nil {
@@ -401,7 +401,7 @@ func (s *shape) unseen() *shape {
 	return &t
 }
 
-// referred gives the alternatives of the target of a reference.
+// referred returns the alternatives of the target of a reference.
 func (c *schemaCompiler) referred(s, r *jsonNode, not bool) []*shape {
 	t := c.target(s, r)
 	if t == nil {
@@ -413,7 +413,7 @@ func (c *schemaCompiler) referred(s, r *jsonNode, not bool) []*shape {
 	return c.alternatives(t, not)
 }
 
-// exactlyOne gives the values of out for which one branch is valid.
+// exactlyOne returns the values of out for which exactly one branch is valid.
 func (c *schemaCompiler) exactlyOne(s *jsonNode, list []*jsonNode, out []*shape) []*shape {
 	parts := make([][]*shape, len(list))
 	if c.wide {
@@ -463,7 +463,7 @@ func (c *schemaCompiler) exactlyOne(s *jsonNode, list []*jsonNode, out []*shape)
 	return either
 }
 
-// live leaves out the shapes for which a look at their parts shows that nothing is valid.
+// live leaves out the shapes whose parts show that nothing is valid.
 func (c *schemaCompiler) live(list []*shape) []*shape {
 	var out []*shape
 	for _, s := range list {
@@ -595,7 +595,7 @@ func (c *schemaCompiler) typesOf(s *jsonNode) (t types, integer bool) {
 	return t, integer && !number
 }
 
-// about gives the types that the keywords of a schema are about; all when there are none.
+// about returns the types that the keywords of a schema are about; all when there are none.
 func about(s *jsonNode) (t types) {
 	for of, keys := range map[types][]string{
 		typeObject: {"properties", "required", "additionalProperties", "patternProperties", "propertyNames",
@@ -617,7 +617,7 @@ func about(s *jsonNode) (t types) {
 	return t
 }
 
-// plain gives the shape of the keywords that make no choice, nil when nothing is valid for them.
+// plain returns the shape of the keywords that make no choice, nil when nothing is valid for them.
 func (c *schemaCompiler) plain(s *jsonNode) *shape {
 	out := anything()
 	out.at = s
@@ -696,7 +696,7 @@ func (c *schemaCompiler) plainArray(s *jsonNode, out *shape) {
 	}
 }
 
-// itemsOf gives the schemas of the first items and of those after them, in the newer and the older spelling; either
+// itemsOf returns the schemas of the first items and of those after them, in the newer and the older spelling; either
 // may be nil.
 func (c *schemaCompiler) itemsOf(s *jsonNode) (prefix []*jsonNode, items *jsonNode, key string) {
 	items, key = s.get("items"), "items"

@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// formats that are followed, as patterns; others say what a text is for and do not narrow it. Each takes only texts
-// that have the format, not all of them. Days stop at the 28th in February, so that every date exists.
+// formats that are followed, as patterns; others only name the purpose of a text and do not narrow it. Each pattern
+// matches only texts of the format, but not all of them. Days stop at the 28th in February, so that every date exists.
 var formats = map[string]string{
 	"date":          "^" + formatDate + "$",
 	"time":          "^" + formatTime + "$",
@@ -272,10 +272,10 @@ type patternWriter struct {
 	any   string // rule or class of any character
 	depth int
 	size  int  // of all characters and classes so far
-	exact bool // texts without escapes have any character: what is written is known not to hold the tag
+	exact bool // texts without escapes have any character: the text is known not to hold the tag
 
-	// Of texts without escapes, in which no class has "<": what would go on with a tag that literals begin, and what
-	// literals begin with.
+	// Of texts without escapes, in which no class has "<": characters that would continue a tag which literals begin,
+	// and those with which literals begin.
 	banned, begins []rune
 }
 
@@ -383,7 +383,7 @@ func (p *patternWriter) write(re *syntax.Regexp) string {
 	return ""
 }
 
-// folded gives the characters that match r without case, as pairs of bounds.
+// folded returns the characters that match r without case, as pairs of bounds.
 func folded(r rune) []rune {
 	out := []rune{r, r}
 	for f := unicode.SimpleFold(r); f != r; f = unicode.SimpleFold(f) {
@@ -396,7 +396,7 @@ func folded(r rune) []rune {
 func anchorsInside(pattern string) bool {
 	re, err := syntax.Parse(pattern, syntax.Perl)
 	if err != nil {
-		return false // told where it is read
+		return false // reported where it is read
 	}
 	begins := func(x *syntax.Regexp) bool { return x.Op == syntax.OpBeginText || x.Op == syntax.OpBeginLine }
 	ends := func(x *syntax.Regexp) bool { return x.Op == syntax.OpEndText || x.Op == syntax.OpEndLine }

@@ -5,14 +5,14 @@ import (
 	"strings"
 )
 
-// Spelling says how the values of a schema are written where that is not plain JSON: in the calls of models. The zero
-// spelling is JSON.
+// Spelling is the form of a schema's values where that is not plain JSON: in the calls of models. The zero spelling
+// is JSON.
 type Spelling struct {
-	// Until is a tag, "<", a mark and a letter at least, whose first occurrence ends the value or, with Quote, a string:
-	// no value holds it. JSON escapes what would begin it.
+	// Until is a tag, "<", a mark and a letter at least, whose first occurrence ends the value or, with Quote, a
+	// string: no value holds it. JSON escapes text that would begin it.
 	Until string
-	// Text writes a string that is the whole value as it stands, without quotes and escapes. Mixed says that the value may
-	// have other types too, and that readers take a text for one of these when it reads as such.
+	// Text writes a string that is the whole value without quotes and escapes. Mixed: the value may have other types
+	// too, and readers take a text that looks like one of these for that type.
 	Text, Mixed bool
 	// Quote is the terminal around strings, in which nothing is escaped; its text is Until. Keys then stand bare,
 	// without whitespace.
@@ -43,7 +43,7 @@ const (
 	bareChars = `abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.$-`
 )
 
-// json gives the name of the rule for values of a kind, see Writer.JSON.
+// json returns the name of the rule for values of a kind, see Writer.JSON.
 func (c *schemaCompiler) json(name string) string {
 	sp := &c.spelling
 	switch {
@@ -63,7 +63,7 @@ func (c *schemaCompiler) json(name string) string {
 	return c.w.JSON(name)
 }
 
-// whole reports whether the value that is looked at is the whole one, which Spelling.Text is about.
+// whole reports whether the value in work is the whole one, to which Spelling.Text applies.
 func (c *schemaCompiler) whole() bool { return c.spelling.Text && !c.nested }
 
 // raw reports whether strings are written without escapes here.
@@ -78,8 +78,8 @@ func (c *schemaCompiler) inside(set conj, path string) string {
 }
 
 // rawSized is text of least to most characters (-1 = any number) that does not hold the tag. A text with a limit cannot
-// be told from the tag and counted at the same time: it has no "<", or is made of at most a third as many pieces of
-// three characters at most, none of which begins the tag.
+// be counted and kept free of the tag at the same time. So it has no "<", or consists of at most a third as many pieces
+// of at most three characters, none of which begins the tag.
 func (c *schemaCompiler) rawSized(least, most int) string {
 	tag := []rune(c.spelling.Until)
 	free := "$without(" + Quote(c.spelling.Until) + ")"
@@ -121,7 +121,7 @@ func (c *schemaCompiler) literal(v *jsonNode, path string) string {
 	return Quote(c.tagged(v.spell()))
 }
 
-// tagged escapes what would begin a closing tag in JSON, where "</" stands in strings only.
+// tagged escapes text that would begin a closing tag in JSON, where "</" occurs in strings only.
 func (c *schemaCompiler) tagged(text string) string {
 	if c.spelling.Until == "" {
 		return text

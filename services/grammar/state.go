@@ -6,11 +6,11 @@ import (
 	"slices"
 )
 
-// State is where following a text has led: every way in which the grammar could have produced it. States are immutable
+// State is the result of following a text: every way in which the grammar could have produced it. States are immutable
 // for their users and belong to the Grammar that made them; nil is the state after a text that is not in the language.
 type State struct {
-	// frames by rising node. At the top of a stack nodes consume something or are accepting, below they are what follows
-	// the return of a rule.
+	// frames by rising node. At the top of a stack, nodes consume something or are accepting; below it, they follow the
+	// return of a rule.
 	frames []frame
 	id     uint64
 	epoch  uint32
@@ -35,7 +35,7 @@ const accepting int32 = -1
 const (
 	// maxFrames of a state: a grammar that needs more alternatives at one place is refused there.
 	maxFrames = 1 << 14
-	// maxWork bounds the pairs that one step may look at.
+	// maxWork bounds the pairs that one step may visit.
 	maxWork = 1 << 17
 	// maxPlaces of $members kept before all of them are forgotten, with the states.
 	maxPlaces = 1 << 18
@@ -57,15 +57,15 @@ type machine struct {
 	room   int            // places of $members before they are forgotten
 	fault  error          // of the call in progress
 
-	// Scratch of a step. A rule that was called waits at its place of the order: waits has its bit, below where it
-	// returns to.
+	// Scratch of a step. A rule that was called waits at its place of the order: waits has its bit, below holds the
+	// frames to which it returns.
 	tops  []frame
 	seen  map[frame]struct{}
 	waits []uint64
 	below [][]frame
 	work  int
 
-	spent int // work of all steps since somebody set it to 0
+	spent int // work of all steps since it was last set to 0
 }
 
 func newMachine(p *program) *machine {
@@ -92,7 +92,7 @@ func (m *machine) reset() {
 	clear(m.waits)
 }
 
-// step gives the state after a byte of a class, dead when there is none.
+// step returns the state after a byte of a class, dead when there is none.
 func (m *machine) step(s *State, class uint8) *State {
 	if s.next == nil {
 		s.next = make([]*State, m.classes)
@@ -119,7 +119,7 @@ func (m *machine) step(s *State, class uint8) *State {
 	return t
 }
 
-// stepToken gives the state after a token that a terminal allows.
+// stepToken returns the state after a token that a terminal allows.
 func (m *machine) stepToken(s *State, token int32, ordinary bool) *State {
 	m.reset()
 	for _, f := range s.frames {
@@ -176,7 +176,7 @@ func (m *machine) take(c *closure, below *State) {
 	}
 }
 
-// call adds to what follows the return of a rule.
+// call adds frames that follow the return of a rule.
 func (m *machine) call(rule int32, returns ...frame) {
 	at := m.order[rule]
 	if bit := uint64(1) << (at % 64); m.waits[at/64]&bit == 0 {
@@ -270,7 +270,7 @@ func (m *machine) join(a, b *State) *State {
 	return m.intern(out)
 }
 
-// intern gives the one state with these frames; list is copied.
+// intern returns the one state with these frames; list is copied.
 func (m *machine) intern(list []frame) *State {
 	h := uint64(14695981039346656037)
 	depth := int32(0)
@@ -294,7 +294,7 @@ func (m *machine) intern(list []frame) *State {
 	return s
 }
 
-// current gives the state of this epoch that equals s. States of earlier ones live on only while somebody holds them.
+// current returns the state of this epoch that equals s. States of earlier epochs exist only while they are referenced.
 func (m *machine) current(s *State) *State {
 	if s.epoch == m.epoch {
 		return s

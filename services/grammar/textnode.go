@@ -82,7 +82,8 @@ func newFinder(literals []string) *finder {
 		}
 		f.hit[at] = true
 	}
-	// Breadth first: where a literal does not go on, go on as the longest suffix that begins one would.
+	// Breadth first: where a literal does not continue, the state continues as the longest suffix that begins
+	// a literal.
 	fail := make([]int32, len(f.next))
 	var queue []int32
 	for c := range 256 {
@@ -119,7 +120,7 @@ func (b *builder) text(x text, next int32) int32 {
 	f := newFinder(x.literals)
 	made := make([]int32, len(f.next)*utf8States) // 0 = none yet: that is the end's node
 	var queue []textState
-	// enter gives the node of a state; its edges are filled in later.
+	// enter returns the node of a state; its edges are filled in later.
 	enter := func(s textState) int32 {
 		n := made[s.place()]
 		if n == 0 {

@@ -7,7 +7,8 @@ import (
 	"github.com/tandem-inference/tandem/services/tokenizer"
 )
 
-// Vocabulary is what grammars need to know of a tokenizer: the bytes of its ordinary tokens as tries. It is immutable.
+// Vocabulary is a tokenizer's vocabulary as grammars need it: the bytes of its ordinary tokens as tries. It
+// is immutable.
 type Vocabulary struct {
 	size    int
 	words   int // of a mask
@@ -185,7 +186,7 @@ func newShape(limit int, ascii func(byte) bool) *tokenShape {
 	return s
 }
 
-// holds tells whether b is of the shape and ends with a whole character.
+// holds reports whether b is of the shape and ends with a whole character.
 func (s *tokenShape) holds(b []byte) bool {
 	at := int16(0)
 	for _, c := range b {

@@ -23,8 +23,7 @@ func (e *SchemaError) Error() string {
 	return "schema: " + e.Path + ": " + e.Message
 }
 
-// Writer collects the rules of a grammar that is made, not written by hand: rules for JSON, for schemas, and what their
-// user adds.
+// Writer collects the rules of a generated grammar: rules for JSON, for schemas, and those that its user adds.
 type Writer struct {
 	b     strings.Builder
 	rules map[string]bool
@@ -41,7 +40,7 @@ func (w *Writer) Define(name, body string) {
 	w.b.WriteString(name + " ::= " + body + "\n")
 }
 
-// Rule gives the name of a rule with this body, made when there is none.
+// Rule returns the name of a rule with this body, made when there is none.
 func (w *Writer) Rule(body string) string {
 	if name, ok := w.memo[body]; ok {
 		return name
@@ -113,11 +112,11 @@ var jsonRules = map[string]string{
 	"value":  `json-object | json-array | json-string | json-number | json-bool | json-null`,
 }
 
-// JSON gives the name of a rule of JSON: object, array, string, int, number, bool, null, value, char or ws. It adds the
+// JSON returns the name of a rule of JSON: object, array, string, int, number, bool, null, value, char or ws. It adds the
 // rule and those that it needs.
 func (w *Writer) JSON(name string) string { return w.table("json-", jsonRules, name) }
 
-// table gives the name of a rule out of a table, and adds it with those of this table and of JSON that it needs.
+// table returns the name of a rule out of a table, and adds it with those of this table and of JSON that it needs.
 func (w *Writer) table(prefix string, table map[string]string, name string) string {
 	full := prefix + name
 	if w.rules[full] {

@@ -41,7 +41,7 @@ func newAddedSet(tokens []addedToken) *addedSet {
 	return s
 }
 
-// find gives the leftmost, then longest added token at or after from; end is -1 when there is none. A control token
+// find returns the leftmost, then longest added token at or after from; end is -1 when there is none. A control token
 // counts only when it lies wholly inside one span of special text.
 func (s *addedSet) find(text string, from int, special *spanCursor) (start, end int, id int32) {
 	if s.empty {
@@ -72,7 +72,7 @@ type spanCursor struct {
 	spans []span // ascending, not touching
 }
 
-// endAt gives the end of the span that holds pos, or pos itself when it is in none.
+// endAt returns the end of the span that holds pos, or pos itself when it is in none.
 func (c *spanCursor) endAt(pos int) int {
 	for len(c.spans) > 0 && c.spans[0].end <= pos {
 		c.spans = c.spans[1:]

@@ -6,7 +6,7 @@ package tokenizer
 // alphabetSize is one more than the largest code point of the alphabet.
 const alphabetSize = 0x144
 
-// byteRunes gives the character of each byte.
+// byteRunes holds the character of each byte.
 var byteRunes = func() (t [256]rune) {
 	next := rune(0x100)
 	for b := range t {

@@ -14,7 +14,7 @@ const noRank = math.MaxInt32
 type merges struct {
 	slots []mergeSlot
 	mask  uint64
-	// result gives the merged symbol by rank.
+	// result holds the merged symbol by rank.
 	result []int32
 }
 

@@ -4,7 +4,7 @@ import "unicode/utf8"
 
 const replacement = "\uFFFD"
 
-// Decode gives the text of ids. Control tokens are left out unless keepSpecial is set; unused ids give nothing. Bytes
+// Decode returns the text of ids. Control tokens are left out unless keepSpecial is set; unused ids give nothing. Bytes
 // that are not UTF-8 become U+FFFD, one for each maximal ill-formed part, exactly as a Decoder emits them.
 func (t *Tokenizer) Decode(ids []int32, keepSpecial bool) string {
 	d := t.NewDecoder(keepSpecial)

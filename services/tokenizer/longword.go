@@ -76,9 +76,9 @@ func (sc *bpeScratch) lastBorder(limit int) (n, last, at int) {
 	return n, last, at
 }
 
-// crossed reports whether two neighbouring parts of a word merge with each other. left lists what the last symbol of
-// the left part was while that part merged alone, right what the first symbol of the right part was. In a table that
-// gives a merge a lower rank than one that made its halves, the report may be wrongly true, never wrongly false.
+// crossed reports whether two neighbouring parts of a word merge with each other. left lists the last symbols of the
+// left part while that part merged alone, right the first symbols of the right part. In a table that gives a merge a
+// lower rank than one that made its halves, the report may be wrongly true, never wrongly false.
 func (m *merges) crossed(left, right []edge) bool {
 	for i, j := 0, 0; ; {
 		rank := m.rank(left[i].id, right[j].id)

@@ -10,7 +10,7 @@ import (
 )
 
 // graphemeJoiner is what package norm inserts into runs of more than 30 combining marks ("stream-safe" text).
-// Tokenizers do not do that, so such text takes the long way.
+// Tokenizers do not do that, so such text takes nfcPlain.
 const graphemeJoiner = "\u034f"
 
 // nfc brings s into Unicode normal form C.

@@ -6,15 +6,15 @@ import (
 	"unicode/utf8"
 )
 
-// Patterns of the two pre-tokenisers, as they stand in tokenizer.json. The only difference: qwen35 counts combining
-// marks as word characters. The matcher below is written by hand because of the look-ahead, which Go's regexp cannot
-// express, and because it must be linear; the tests compare it with a full regular-expression engine.
+// Patterns of the two pre-tokenisers, as in tokenizer.json. The only difference: qwen35 counts combining marks as word
+// characters. The matcher below is written by hand because of the look-ahead, which Go's regexp cannot express, and
+// because it must be linear; the tests compare it with a full regular-expression engine.
 const (
 	patternQwen35 = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 	patternQwen2  = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 )
 
-// class is what the patterns distinguish of a character. The values are bits so that sets are masks.
+// class is the kind of a character that the patterns distinguish. The values are bits so that sets are masks.
 type class uint8
 
 const (
@@ -74,7 +74,7 @@ func classify(r rune) class {
 	return classOther
 }
 
-// at gives the class and width of the character at s[i]; width 0 and class 0 at the end.
+// at returns the class and width of the character at s[i]; width 0 and class 0 at the end.
 func (p *splitter) at(s string, i int) (class, int) {
 	if i >= len(s) {
 		return 0, 0
@@ -89,7 +89,7 @@ func (p *splitter) at(s string, i int) (class, int) {
 	return classify(r), w
 }
 
-// run gives the end of the longest run from i of characters in set.
+// run returns the end of the longest run from i of characters in set.
 func (p *splitter) run(s string, i int, set class) int {
 	for {
 		c, w := p.at(s, i)
@@ -100,7 +100,7 @@ func (p *splitter) run(s string, i int, set class) int {
 	}
 }
 
-// next gives the end of the piece that starts at s[i]; i must be inside s. The steps follow the alternatives of
+// next returns the end of the piece that starts at s[i]; i must be inside s. The steps follow the alternatives of
 // the pattern.
 func (p *splitter) next(s string, i int) int {
 	c, w := p.at(s, i)
@@ -157,7 +157,8 @@ func (p *splitter) space(s string, i int) int {
 	return end
 }
 
-// contraction gives the length of an English contraction at the start of s (after its apostrophe), 0 if there is none.
+// contraction returns the length of an English contraction at the start of s (after its apostrophe), 0 if there
+// is none.
 func contraction(s string) int {
 	if len(s) == 0 {
 		return 0

@@ -64,7 +64,7 @@ type Tokenizer struct {
 	longestBytes int
 }
 
-// Options says how text is encoded.
+// Options control how text is encoded.
 type Options struct {
 	// ParseSpecial recognises control tokens such as <|im_start|> in the text. User-defined tags such as <tool_call> are
 	// recognised either way. Leave it off for text that comes from users.
@@ -80,12 +80,12 @@ type Segment struct {
 // largeText is the size from which texts wait for each other: such a text costs a tenth of a second and more of a core.
 const largeText = 256 << 10 // bytes
 
-// largeSlots bounds how many large texts are encoded at a time, to half of the cores, so that the other half is there
-// for all else.
+// largeSlots bounds how many large texts are encoded at a time, to half of the cores, so that the other half stays free
+// for other work.
 var largeSlots = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2))
 
-// slotFor waits until a text of size bytes may be encoded and returns what ends its turn. Call it before memory for the
-// ids is taken, so that texts that wait hold none.
+// slotFor waits until a text of size bytes may be encoded and returns the function that releases its slot. Call it
+// before memory for the ids is allocated, so that texts that wait hold none.
 func slotFor(size int) (release func()) {
 	if size <= largeText {
 		return func() {}
@@ -95,8 +95,8 @@ func slotFor(size int) (release func()) {
 }
 
 // MinTokens returns the least number of tokens that the encoding of the joined texts can have, much faster than
-// encoding them. It follows from the longest token of the vocabulary; NFC is taken to shorten what is not ASCII to a
-// quarter, which is more than it can.
+// encoding them. It follows from the longest token of the vocabulary. NFC is assumed to shorten text that is not ASCII
+// to a quarter, which is more than it can.
 func (t *Tokenizer) MinTokens(texts ...string) int {
 	ascii, size := 0, 0
 	for _, text := range texts {
@@ -122,7 +122,7 @@ func (t *Tokenizer) longest() int {
 	return t.longestBytes
 }
 
-// Encode gives the token ids of text.
+// Encode returns the token ids of text.
 func (t *Tokenizer) Encode(text string, opt Options) []int32 {
 	defer slotFor(len(text))()
 	return t.appendText(make([]int32, 0, len(text)/3+1), text, opt)
@@ -136,9 +136,9 @@ func (t *Tokenizer) appendText(dst []int32, text string, opt Options) []int32 {
 	return t.appendEncode(dst, text, &special)
 }
 
-// EncodeSegments gives the token ids of the joined text of segs, with control tokens recognised only where they lie
-// wholly in special text: a user who types <|im_end|> gets its characters, not the token. In all else segment borders
-// do not matter, so without such input the ids equal those of Encode on the joined text with ParseSpecial.
+// EncodeSegments returns the token ids of the joined text of segs, with control tokens recognised only where they lie
+// wholly in special text: a user who types <|im_end|> gets its characters, not the token. Otherwise segment borders do
+// not matter, so without such input the ids equal those of Encode on the joined text with ParseSpecial.
 func (t *Tokenizer) EncodeSegments(segs []Segment) []int32 {
 	var special spanCursor
 	var b strings.Builder
@@ -233,7 +233,7 @@ func (t *Tokenizer) VocabSize() int { return len(t.kinds) }
 // PreTokenizer is the name of the splitting rule, "qwen35" or "qwen2".
 func (t *Tokenizer) PreTokenizer() string { return t.pre }
 
-// TokenKind gives the role of a token; ids outside the vocabulary are unused.
+// TokenKind returns the role of a token; ids outside the vocabulary are unused.
 func (t *Tokenizer) TokenKind(id int32) Kind {
 	if id < 0 || int(id) >= len(t.kinds) {
 		return KindUnused
@@ -241,8 +241,8 @@ func (t *Tokenizer) TokenKind(id int32) Kind {
 	return t.kinds[id]
 }
 
-// TokenBytes gives the bytes a token stands for: possibly not whole characters, for control tokens their literal text,
-// for unused ids nothing. The caller must not change them.
+// TokenBytes returns the bytes that a token stands for: possibly not whole characters, for control tokens their literal
+// text, for unused ids nothing. The caller must not change them.
 func (t *Tokenizer) TokenBytes(id int32) []byte {
 	if id < 0 || int(id) >= len(t.kinds) || t.kinds[id] == KindUnused {
 		return nil

@@ -17,9 +17,9 @@ import (
 	"github.com/tandem-inference/tandem/services/telemetry"
 )
 
-// Ahead has prompts read by workers that have nothing else to do; *cluster.Pool does it.
+// Ahead lets idle workers read prompts; *cluster.Pool implements it.
 type Ahead interface {
-	// ReadAhead leaves a prompt to be read by a worker.
+	// ReadAhead queues a prompt for a worker to read.
 	ReadAhead(ctx context.Context, worker string, m *tandemv1.ReadAheadRequest) error
 }
 
@@ -42,8 +42,8 @@ type expectation struct {
 	cacheScope string
 }
 
-// chat returns the request if its next prompt can be predicted: a conversation, of whose choices the client takes the
-// only one, and whose last message is not one that the answer goes on with.
+// chat returns the request if its next prompt can be predicted: a conversation with one choice, whose last message is
+// not one that the answer continues.
 func (s *Service) chat(req *Request, conv *chat.Conversation) *Request {
 	if s.ahead == nil || req.N > 1 || req.NoCache || conv.Prefill() {
 		return nil
@@ -51,7 +51,7 @@ func (s *Service) chat(req *Request, conv *chat.Conversation) *Request {
 	return req
 }
 
-// listener is a sink that keeps what the client gets.
+// listener is a sink that keeps the text sent to the client.
 type listener struct {
 	generate.Sink
 	content, reasoning []byte
@@ -88,8 +88,8 @@ func (l *listener) Done(index int, c generate.Choice) error {
 	return l.Sink.Done(index, c)
 }
 
-// message is the answer as the client sends it back. Whether it returns reasoning shows in the history, else it does
-// what its dialect asks for.
+// message is the answer as the client sends it back. The history shows whether the client returns reasoning; without a
+// history the dialect's rule holds.
 func (l *listener) message(req *Request) chat.Message {
 	msg := chat.Message{Role: chat.RoleAssistant, Content: string(l.content)}
 	returns := req.ReturnsReasoning
@@ -119,7 +119,7 @@ func (s *Service) expect(p *Prepared, l *listener, u *generate.Usage) {
 		model: p.Run.Model, request: p.chat, answer: l.message(p.chat), worker: u.Worker, id: p.Run.ID,
 		cacheScope: p.Run.CacheScope,
 	}:
-	default: // whoever is behind by so many has no idle time
+	default: // a gateway that is so far behind has no idle time
 	}
 }
 
@@ -138,7 +138,7 @@ func (s *Service) RunAhead(ctx context.Context) error {
 	}
 }
 
-// readAhead has the part of the next prompt read that does not depend on what the client is going to say.
+// readAhead lets a worker read the part of the next prompt that does not depend on the client's next message.
 func (s *Service) readAhead(ctx context.Context, x *expectation) error {
 	var next [2][]int32
 	for i, text := range []string{"A", "Z"} {
@@ -159,7 +159,8 @@ func (s *Service) readAhead(ctx context.Context, x *expectation) error {
 	})
 }
 
-// nextPrompt is the prompt of a client that says text after the answer, or has it as the results of its calls.
+// nextPrompt returns the prompt in which text follows the answer, as the client's message or as the results of
+// its calls.
 func (s *Service) nextPrompt(x *expectation, text string) ([]int32, error) {
 	req := *x.request
 	req.Messages = append(slices.Clip(req.Messages), x.answer)

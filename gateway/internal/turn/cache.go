@@ -9,17 +9,18 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 )
 
-// cacheScope is what workers keep the states of a key's prompts apart by. It does not tell them the key's digest.
+// cacheScope is the isolation under which workers keep the states of a key's prompts. It does not reveal the
+// key's digest.
 func cacheScope(scope string) string {
 	sum := sha256.Sum256([]byte("prefix cache " + scope))
 	return "key-" + hex.EncodeToString(sum[:16])
 }
 
-// cacheControl is the member with which clients mark the end of what they are going to send again.
+// cacheControl is the member with which clients mark the end of the part that they will send again.
 const cacheControl = "cache_control"
 
-// CacheMarked reports whether a message, or a block of its content, is marked as the end of what the client is going to
-// send again.
+// CacheMarked reports whether a message, or a block of its content, is marked as the end of the part that the client
+// will send again.
 func CacheMarked(o reqjson.Object) bool {
 	if o.Has(cacheControl) {
 		return true
@@ -35,7 +36,7 @@ func CacheMarked(o reqjson.Object) bool {
 	for _, b := range blocks {
 		var members map[string]json.RawMessage
 		if json.Unmarshal(b, &members) != nil {
-			continue // a string, or what the content's own reader refuses
+			continue // a string, or a type that the content's own reader refuses
 		}
 		if mark := members[cacheControl]; mark != nil && string(mark) != "null" {
 			return true

@@ -19,7 +19,7 @@ type Call struct {
 	ID string
 	// Arrived is when its headers were read.
 	Arrived time.Time
-	// Scope tells clients with different API keys apart, for what is kept for them; empty when there are no keys.
+	// Scope identifies the API key, under which state is kept for a client; empty when there are no keys.
 	Scope string
 	// Key is the name of the API key, empty for one without a name.
 	Key string

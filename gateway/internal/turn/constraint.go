@@ -14,8 +14,9 @@ import (
 	"github.com/tandem-inference/tandem/services/tokenizer"
 )
 
-// contentGap is what a model may put between its reasoning and its content. The emitter takes it out there, so it is
-// for turns that begin in reasoning only: content that follows no close marker begins with its first character.
+// contentGap is the whitespace that a model may write between its reasoning and its content. The emitter removes it
+// there, so it is only for turns that begin in reasoning: content without a close marker before it begins with its
+// first character.
 const contentGap = `[ \n]{0,2} `
 
 // Constraint limits what may be chosen by tool choice, format and strict tools (docs/spec/http-api.md §10.2, §10.8).
@@ -62,7 +63,7 @@ func (s *Service) writeGrammar(m *model.Model, req *Request, p *Prepared, calls 
 	if calls && (must || root != "" || tools.Strict() || tools.Len() < req.Tools.Len()) {
 		_, marked := special(m, toolcall.Opener(m.CallForm))
 		if !must && root == "" && !marked {
-			// Text and calls cannot be told apart by a grammar. Calls of tools that are not allowed are text then.
+			// A grammar cannot distinguish text from calls. Calls of tools that are not allowed are then text.
 			if tools.Strict() {
 				p.Warnings = append(p.Warnings, "strict-ignored")
 			}
@@ -96,8 +97,8 @@ func (s *Service) writeGrammar(m *model.Model, req *Request, p *Prepared, calls 
 // maxNamed keywords in a warning.
 const maxNamed = 8
 
-// formatRule is the rule of the content, empty when it is free, and a warning when a lenient schema is not held as
-// a whole.
+// formatRule is the rule of the content, empty when it is free, and a warning when only a part of a lenient schema
+// is enforced.
 func formatRule(w *grammar.Writer, f Format) (rule, warning string, err error) {
 	switch f.Kind {
 	case FormatJSONObject:
@@ -130,7 +131,7 @@ func formatRule(w *grammar.Writer, f Format) (rule, warning string, err error) {
 	return "", "", nil
 }
 
-// reasoning tells reasoning from content for constraints of requests without a budget.
+// reasoning separates reasoning from content, for constraints of requests without a budget.
 func reasoning(m *model.Model) func(int, bool) *tandemv1.Reasoning {
 	return func(_ int, inside bool) *tandemv1.Reasoning {
 		r := &tandemv1.Reasoning{Close: []int32{m.ThinkClose}, Inside: inside}

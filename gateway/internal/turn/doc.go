@@ -1,9 +1,10 @@
-// Package turn is the one way from a request of any dialect to a generation and back. A dialect is a codec around it:
+// Package turn turns a request of any dialect into a generation, and its output into events. A dialect is a codec
+// around it:
 //
 //	body ──codec──▶ Request ──Prepare──▶ Prepared ──Stream or Whole──▶ generate ──events──▶ the dialect's sink
 //
 // A codec reads its body with Service.Read, fills a Request (Service.Parse reads all fields that the dialects share:
-// sampler, lengths, stops, tools, thinking, format, session …; the codec adds the conversation and what only it has),
+// sampler, lengths, stops, tools, thinking, format, session …; the codec adds the conversation and its own fields),
 // and calls
 //
 //	Service.Prepare   renders the template, resolves thinking, plans compression, limits the output by tool choice and

@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 )
 
-// remember gives the calls of a history the text in which the model wrote them, and their turns the reasoning that a
+// remember restores the text in which the model wrote the calls of a history, and the reasoning of their turns that a
 // client did not send back (docs/spec/http-api.md §6.6). msgs is not changed.
 func (s *Service) remember(m *model.Model, scope string, msgs []chat.Message) []chat.Message {
 	if s.memory == nil {

@@ -27,7 +27,7 @@ const (
 )
 
 // Parse reads all fields that the chat dialects share: those of Base, tools, tool choice, thinking and compression. The
-// dialect adds the conversation and what has its own shape there.
+// dialect adds the conversation and the fields with a shape of its own.
 func (s *Service) Parse(r *http.Request, o reqjson.Object, m *model.Model) (*Request, error) {
 	req, err := s.Base(r, o, m, 1)
 	if err != nil {
@@ -110,8 +110,8 @@ func (s *Service) Base(r *http.Request, o reqjson.Object, m *model.Model, least 
 	return req, nil
 }
 
-// otherConstraints are fields of other servers that limit the output. To ignore them would break what the client
-// relies on.
+// otherConstraints are fields of other servers that limit the output. They are refused, because clients rely on
+// their effect.
 var otherConstraints = []string{"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
 	"json_schema", "regex", "ebnf"}
 
@@ -154,7 +154,7 @@ func sessionID(r *http.Request, o reqjson.Object) (string, error) {
 		}
 	}
 	for _, name := range sessionHeaders {
-		// A header comes from the client's plumbing; one that is too long is not worth an error.
+		// Clients set headers automatically, so one that is too long is ignored, not an error.
 		if id := r.Header.Get(name); id != "" && len(id) <= MaxSessionID {
 			return id, nil
 		}

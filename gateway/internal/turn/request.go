@@ -31,10 +31,10 @@ type Request struct {
 	Tools   *toolcall.Set
 	Skipped []string
 	Choice  ToolChoice
-	// Body is the object that the request was read from, for what nobody read of it.
+	// Body is the object that the request was read from, to find fields that were not read.
 	Body reqjson.Object
-	// Omitted are the kinds of content that a placeholder took the place of, SkippedItems the types of blocks and items of
-	// the conversation that say nothing to this model.
+	// Omitted are the kinds of content that a placeholder replaced, SkippedItems the types of blocks and items of the
+	// conversation that have no meaning for this model.
 	Omitted, SkippedItems []string
 	// Parallel allows more than one call in a turn.
 	Parallel bool
@@ -43,8 +43,8 @@ type Request struct {
 
 	Format   Format
 	Thinking Thinking
-	// ReturnsReasoning says that clients of the dialect send reasoning back; those that have sent an answer back show what
-	// they do.
+	// ReturnsReasoning says that clients of the dialect send reasoning back. It holds until a client has sent an answer
+	// back, which shows what it does.
 	ReturnsReasoning bool
 	// ReasoningInContent leaves the reasoning in the content, as it was written.
 	ReasoningInContent bool
@@ -59,17 +59,17 @@ type Request struct {
 	TopLogprobs int
 	// SessionID ties requests of one conversation together, empty when the client names none.
 	SessionID string
-	// Share is who asks, see the function Share.
+	// Share identifies the client for the queue, see the function Share.
 	Share    string
 	Priority int
 	// NoCache keeps the request from the prefix cache.
 	NoCache bool
-	// Scope tells API keys apart, see Call.
+	// Scope identifies the API key, see Call.
 	Scope  string
 	Pflash compress.Settings
 }
 
-// ToolMode says whether the model may or must call a tool.
+// ToolMode is whether the model may or must call a tool.
 type ToolMode uint8
 
 // The modes of a ToolChoice.
@@ -87,11 +87,11 @@ type ToolChoice struct {
 	Name string
 	// Allowed are the only tools that may be called; nil = all.
 	Allowed []string
-	// Hosted is the type of a tool that a server would run and that the choice asks for: it is not obeyed.
+	// Hosted is the type of a hosted tool that the choice names: such a choice is ignored.
 	Hosted string
 }
 
-// FormatKind says what the visible text must be.
+// FormatKind is the required form of the visible text.
 type FormatKind uint8
 
 // The kinds of a Format.
@@ -110,15 +110,15 @@ type Format struct {
 	// Name and Strict are echoed, Schema constrains; FormatJSONSchema only.
 	Name   string
 	Strict bool
-	// Lenient leaves out what cannot be followed, with a warning, instead of refusing the request, and reads the schema as
-	// the standard has it: keys in any order, undeclared ones where nothing forbids them.
+	// Lenient leaves out keywords that cannot be followed, with a warning, instead of refusing the request. It reads
+	// the schema as the standard defines it: keys in any order, undeclared ones where nothing forbids them.
 	Lenient bool
 	Schema  json.RawMessage
 	// Grammar is GBNF; FormatGrammar only.
 	Grammar string
 }
 
-// Thinking is what the request says about reasoning, not yet resolved.
+// Thinking holds the request's fields about reasoning, not yet resolved.
 type Thinking struct {
 	// Type is thinking.type: enabled, adaptive, disabled, or empty.
 	Type string
@@ -128,11 +128,11 @@ type Thinking struct {
 	Enable, KwargsEnable *bool
 	// BudgetTokens limits the reasoning, 0 = not given.
 	BudgetTokens int
-	// ReplyBudget is what the reply keeps; nil = not given.
+	// ReplyBudget is the number of tokens reserved for the reply; nil = not given.
 	ReplyBudget *int
 }
 
-// On resolves the switch: the first of type, effort, enable_thinking and chat_template_kwargs that says something wins,
+// On resolves the switch: the first of type, effort, enable_thinking and chat_template_kwargs that is given wins,
 // else byDefault.
 func (t Thinking) On(byDefault bool) bool {
 	switch {
@@ -169,7 +169,7 @@ type Prepared struct {
 	chat *Request
 }
 
-// warningHeader tells clients what of their request was left out.
+// warningHeader names the parts of a request that were left out.
 const warningHeader = "x-tandem-warning"
 
 // warn sends the warnings; headers must not be out yet.

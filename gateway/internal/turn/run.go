@@ -26,9 +26,9 @@ type Stream interface {
 	Begin() error
 	// Ping appends a keep-alive event that changes nothing.
 	Ping(dst []byte) []byte
-	// End appends what closes a stream that went well.
+	// End appends the events that close a stream without an error.
 	End(dst []byte, u *generate.Usage) []byte
-	// Fail appends the error event and what closes the stream after it.
+	// Fail appends the error event and the events that close the stream after it.
 	Fail(dst []byte, err error) []byte
 }
 

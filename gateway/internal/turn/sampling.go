@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-inference/tandem/services/sampling"
 )
 
-// samplerNames are the names in JSON of the sampler's fields that clients call otherwise than the declaration does. The
+// samplerNames are the JSON names of the sampler's fields for which clients use other names than the declaration. The
 // first that a request has wins, and the first is the one that is reported.
 var samplerNames = map[string][]string{
 	"repetition_penalty": {"repetition_penalty", "rep_pen", "repeat_penalty"},
@@ -35,8 +35,8 @@ func (s *Service) sampling(o reqjson.Object, m *model.Model) (*tandemv1.Sampling
 	return out, err
 }
 
-// FillSampling gives the fields that a request left open the values of the model's card, and draws a seed when there is
-// none, so that a generation can be replayed on another worker.
+// FillSampling sets the fields that a request left open to the values of the model's card, and draws a seed when there
+// is none, so that a generation can be replayed on another worker.
 func (s *Service) FillSampling(out *tandemv1.Sampling, m *model.Model) {
 	if s.budgets != nil {
 		sampling.Fill(out, s.budgets.Sampling(m))

@@ -31,11 +31,11 @@ type Config struct {
 	RequestTimeout  time.Duration
 	// QueuedHeaders replaces DefaultQueuedHeaders when it is not 0.
 	QueuedHeaders time.Duration
-	// IsolateCache keeps what prompts leave in the prefix cache apart by API key.
+	// IsolateCache separates the states in the prefix cache by API key.
 	IsolateCache bool
-	// ReadAhead has the next prompt of a conversation read while its client is busy.
+	// ReadAhead lets a worker read the next prompt of a conversation while its client is busy.
 	ReadAhead bool
-	// ImagePlaceholder puts a text in the place of images and the like; without it they are errors.
+	// ImagePlaceholder replaces images and the like by a text; without it they are errors.
 	ImagePlaceholder bool
 }
 
@@ -47,7 +47,7 @@ type Deps struct {
 	Generator Generator
 	// Compressor may be nil: then compression is off.
 	Compressor Compressor
-	// Budgets may be nil: then the generator's defaults hold, and reasoning lasts as long as the model likes.
+	// Budgets may be nil: then the generator's defaults hold, and reasoning has no limit.
 	Budgets Budgets
 	// Memory may be nil: then calls of earlier turns are always rendered by the template.
 	Memory *toolcall.Memory
@@ -72,7 +72,7 @@ type Compressor interface {
 		compress.Func, error)
 }
 
-// Budgets knows what a model wants: lengths, sampling, and how long reasoning may last.
+// Budgets holds a model's own settings: lengths, sampling, and how long reasoning may last.
 type Budgets interface {
 	// DefaultMaxTokens is the output limit of requests that give none.
 	DefaultMaxTokens(m *model.Model) int
@@ -149,7 +149,7 @@ func (s *Service) Read(r *http.Request) (o reqjson.Object, m *model.Model, name 
 	return o, m, cmp.Or(name, m.Name), nil
 }
 
-// Render gives the prompt of a request. Template errors are answers.
+// Render returns the prompt of a request. Template errors are answers.
 func (s *Service) Render(m *model.Model, req *Request) (*model.Rendered, error) {
 	conv, err := s.conversation(m, req)
 	if err != nil {
@@ -204,7 +204,8 @@ func (s *Service) CheckLength(m *model.Model, text string) error {
 	return nil
 }
 
-// Check refuses a request that could not be queued now, before anything costly is done for it. Counting asks nothing.
+// Check refuses a request that could not be queued now, before anything costly is done for it. Counting does not
+// call it.
 func (s *Service) Check() error {
 	if s.generator == nil {
 		return nil
@@ -268,7 +269,7 @@ func (s *Service) Raw(m *model.Model, req *Request) *Prepared {
 	return &Prepared{Run: run, scope: req.Scope, Warnings: warnings(req)}
 }
 
-// limit bounds the reasoning and what may be chosen.
+// limit sets the limit of the reasoning and the constraint.
 func (s *Service) limit(m *model.Model, req *Request, thinking bool, p *Prepared) error {
 	if err := s.Constraint(m, req, p); err != nil {
 		return err

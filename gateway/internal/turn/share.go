@@ -8,8 +8,8 @@ import (
 // defaultPriority is in the middle of 0 and 9.
 const defaultPriority = 5
 
-// Share names who asks, for taking turns in the queue: the API key where there are keys, else the session, else the
-// host that the request came from. scope is the Call's, address that of the peer.
+// Share identifies the client, for fair turns in the queue: the API key where there are keys, else the session, else
+// the host that the request came from. scope is the Call's, address that of the peer.
 func Share(scope, session, address string) string {
 	switch {
 	case scope != "":
@@ -24,8 +24,8 @@ func Share(scope, session, address string) string {
 	return "host " + address
 }
 
-// Priority reads the X-Priority of headers or metadata, which only trusted keys may set; what is no digit counts
-// as absent.
+// Priority reads the X-Priority of headers or metadata, which only trusted keys may set; a value that is not a digit
+// counts as absent.
 func Priority(trusted bool, value string) int {
 	if p, err := strconv.Atoi(value); trusted && err == nil && p >= 0 && p <= 9 {
 		return p

@@ -83,7 +83,7 @@ func checkKwargs(kw reqjson.Object) error {
 }
 
 // parseEffort finds the first effort of reasoning.effort, reasoning_effort and output_config.effort. reasoning may also
-// be text of an earlier turn; only an object is looked into.
+// be text of an earlier turn; only an object is read.
 func parseEffort(o reqjson.Object) (string, error) {
 	for _, from := range []string{"reasoning", "", "output_config"} {
 		in, name := o, "reasoning_effort"
@@ -123,7 +123,7 @@ func (t *Thinking) parseSwitch(o reqjson.Object) error {
 	return nil
 }
 
-// innerObject returns the member that is an object; of another kind it is not there.
+// innerObject returns the member that is an object; a member of another type counts as absent.
 func innerObject(o reqjson.Object, name string) (in reqjson.Object, ok bool, err error) {
 	raw, _, ok := o.Peek(name)
 	if !ok || reqjson.Kind(raw) != 'o' {

@@ -177,8 +177,8 @@ func (p *toolParser) add(o reqjson.Object, raw json.RawMessage, kind toolcall.Ki
 	return nil
 }
 
-// aside returns what a definition says outside its description and templates cannot show: the description of the
-// namespace, for its first tool, and examples of arguments.
+// aside returns the parts of a definition that templates cannot show: the description of the namespace, for its first
+// tool, and examples of arguments.
 func (p *toolParser) aside(o reqjson.Object) (string, error) {
 	var parts []string
 	if p.about != "" {
@@ -229,8 +229,8 @@ func keyOrder(raw json.RawMessage, schema string) []string {
 	return keys
 }
 
-// ParseToolChoice reads tool_choice in the forms of all dialects (§10.2). parallel is what it says about parallel
-// calls, nil = nothing.
+// ParseToolChoice reads tool_choice in the forms of all dialects (§10.2). parallel is its setting for parallel calls,
+// nil = none.
 func ParseToolChoice(o reqjson.Object, set *toolcall.Set) (c ToolChoice, parallel *bool, err error) {
 	raw, name, ok := o.Raw("tool_choice")
 	if !ok {

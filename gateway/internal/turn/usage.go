@@ -22,8 +22,7 @@ type Timings struct {
 	PrefillPerSec float64 `json:"prefill_tokens_per_sec"`
 	VerifySteps   int64   `json:"verify_steps"`
 	AcceptLength  float64 `json:"accept_length"`
-	// Tokens that were proposed and those of them that were right, whatever proposed them; then those of both that
-	// lookup did.
+	// Tokens that were proposed and those of them that were right, from any source; then the share of lookup in both.
 	Drafted        int64 `json:"drafted_tokens"`
 	Accepted       int64 `json:"accepted_tokens"`
 	LookupDrafted  int64 `json:"lookup_drafted_tokens"`
@@ -55,7 +54,7 @@ func AcceptRate(u *generate.Usage) *float64 {
 	return &r
 }
 
-// Contract says which arithmetic computed the answer.
+// Contract identifies the arithmetic that computed the answer.
 type Contract struct {
 	// IDs are the contract ids of the workers that computed the choices, with commas between them; nearly always one.
 	IDs string `json:"contract,omitempty"`

@@ -10,8 +10,8 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 )
 
-// ignored are fields that change nothing by the rules of docs/spec/http-api.md §5.1: labels for somebody's records, and
-// hints about time, price or place. All other fields are read, refused, or named in a warning.
+// ignored are fields that change nothing by the rules of docs/spec/http-api.md §5.1: labels for records, and hints
+// about time, price or place. All other fields are read, refused, or named in a warning.
 var ignored = []string{
 	"metadata", "user", "client_metadata", "safety_identifier", "user_profile_id", "workspace_id", "diagnostics",
 	"anthropic_version", "anthropic_beta", "service_tier", "store", "cache_control", "prompt_cache_key",
@@ -56,7 +56,7 @@ func FieldsIgnored(paths []string) string { return listed(fieldsIgnored, paths) 
 
 const fieldsIgnored = "fields-ignored"
 
-// warnings say what of a request was left out. All of the request must have been read.
+// warnings lists the parts of a request that were left out. The whole request must have been read.
 func warnings(req *Request) []string {
 	var out []string
 	add := func(what string, list []string) {

@@ -1,5 +1,5 @@
-// Package grammartest holds what tests of constrained decoding share: random schemas of the supported subset, and an
-// independent validator to check outputs.
+// Package grammartest has shared parts of the tests of constrained decoding: random schemas of the supported subset,
+// and an independent validator to check outputs.
 package grammartest
 
 import (
@@ -11,7 +11,7 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
-// Judge says whether texts are valid for a schema.
+// Judge validates texts against a schema.
 type Judge struct{ schema *jsonschema.Schema }
 
 // NewJudge reads a schema, formats included.
@@ -168,7 +168,7 @@ func RandomSchema(r *rand.Rand) string {
 	return string(b)
 }
 
-// drawCondition makes a random schema that says little: for not, if, contains and branches that overlap.
+// drawCondition makes a random schema with few conditions: for not, if, contains and branches that overlap.
 func drawCondition(r *rand.Rand, depth int) map[string]any {
 	pick := func(list ...string) string { return list[r.IntN(len(list))] }
 	key := pick("a", "b", "name")

@@ -12,16 +12,16 @@ const (
 	// memory of running rates, in observations: a request follows a change within its last 16 rounds, a worker within 400.
 	requestMemory = 16
 	workerMemory  = 400
-	// What the last claimMemory proposals claim of themselves, corrected by what became of such claims, count as much as
-	// claimWeight times as many tests: a proposal that is right by luck seldom has high probabilities.
+	// The draft's own probabilities in the last claimMemory proposals, corrected by the results of earlier ones, count
+	// as claimWeight times as many tests: a proposal that is right by luck seldom has high probabilities.
 	claimMemory, claimWeight = 2, 2
-	// branches is the part of what the draft's first choice misses that a tree is assumed to hold.
+	// branches is the assumed share of the first choice's misses that a tree contains.
 	branches = 1.0 / 3
 	// seedWeight is how many predicted nodes the worker's gauges count in a new request.
 	seedWeight = 6
 	// minRate and maxRate bound the rate assumed at a depth that a request has not seen.
 	minRate, maxRate = 0.02, 0.995
-	// defaultRate is the acceptance rate assumed of a new draft: high enough for a try, soon corrected.
+	// defaultRate is the acceptance rate assumed of a new draft: high enough for a trial, and soon corrected.
 	defaultRate, defaultWeight = 0.7, 2
 )
 
@@ -37,7 +37,7 @@ func (r *rate) add(hit bool) {
 	}
 }
 
-// lean counts a test that was not made by its expected result.
+// lean counts a test that was not made, with its expected result.
 func (r *rate) lean(p float64) {
 	r.seen++
 	r.hits += p
@@ -112,7 +112,7 @@ type rates struct {
 }
 
 // workerRates are those of all requests. A depth that was hardly seen leans on the one before; a tree holds the chain,
-// so an unknown rate of trees leans on the chain's rate and a part of what it misses.
+// so an unknown rate of trees leans on the chain's rate plus a share of its misses.
 func (b *acceptance) workerRates(out *rates) {
 	lean := defaultRate
 	for d := range depths {
@@ -188,9 +188,9 @@ func (b *acceptance) claim(rates []float64) {
 	}
 }
 
-// observe learns from one verified tree. cut is the corrected probability of the first node that was cut from the
-// draft's chain, below 0 when none was: where the walk came to the cut, it stands for the test that was not made.
-// Without it, a draft of which only confident nodes are kept would look good at depths that are always cut.
+// observe updates the estimates with one verified tree. cut is the corrected probability of the first node that was cut
+// from the draft's chain, below 0 when none was: where the walk reached the cut, it replaces the test that was not
+// made. Without it, a draft of which only confident nodes are kept would look good at depths that are always cut.
 func (b *acceptance) observe(s *shape, t *ddtree.Tree, path []int32, cut, memory float64) {
 	// Every rate fades, tested or not: a rate that was not tested for long leans on its neighbours again.
 	keep := 1 - 1/memory

@@ -19,16 +19,16 @@ const (
 	leastCorrection                      = 0.5 // lower bound: one request is never ruled out by others alone
 	// mostCost bounds a round's time, in tokens: a draft that hung once must not rule out its kind of requests.
 	mostCost = 4 * priorWeight
-	// mostCatchUp of the time of catching up, in times of a proposal, counts against a draft in the prior. More would rule
-	// out kinds with long prompts because their late trials took long: in a simulation of the demonstration texts with 400
-	// tokens more of prompt, all of it costs tool calls 3 %.
+	// mostCatchUp is the most time of catching up, in multiples of a proposal's time, that counts against a draft in
+	// the prior. More would rule out kinds with long prompts because their late trials took long: in a simulation of
+	// the demonstration texts with 400 more prompt tokens, counting all of it costs tool calls 3 %.
 	mostCatchUp = 2
 )
 
 // correction is the share of the best plan's predicted speed that such rounds have reached, at most 1. Estimates of a
-// draft's next round lean on its last ones, and texts change: a function begins with the words of its question and goes
-// on with words that the draft does not predict. A proposal that was wrong early says more than one whose first half
-// was right; how much more is learnt.
+// draft's next round lean on its last ones, and texts change: a function begins with the words of its question and
+// continues with words that the draft does not predict. A proposal that was wrong early is stronger evidence than one
+// whose first half was right; how much stronger is learnt.
 func (p *Policy) correction() float64 {
 	g := p.m.calibration[p.last]
 	return clamp((g.accepted+calibrationWeight)/(g.predicted+calibrationWeight), leastCorrection, 1)
@@ -75,8 +75,8 @@ func (p *Policy) remember(r *Round, price, predicted float64) {
 		tokens = p.shadow.rounds * c.plainRound(r.Length) / token
 	}
 	usual := clamp(p.price(r.Rows, r.Length)/price, 1.0/outlier, outlier)
-	// A draft that is used from the start reads the prompt while the target does. One that is tried late is waited for
-	// until it has read everything, which predicts little of the next request.
+	// A draft that is used from the start reads the prompt while the target does. A late trial waits until the draft
+	// has read everything, which predicts little of the next request.
 	wait := (r.Draft + r.CatchUp).Seconds()
 	if d := c.draft(r.Plan.Block); d > 0 && r.CatchUp > 0 {
 		wait = min(wait, mostCatchUp*d)

@@ -22,18 +22,18 @@ const (
 	learn = 0.125
 	// A measurement may change an estimate by this factor at most: schedulers and page faults make rare huge outliers.
 	outlier = 3
-	// settled is how many measurements make an estimate one that moves by learn; before, it is the mean of what was seen.
-	// Times from the start count little: what else runs then makes them too long.
+	// settled is how many measurements make an estimate one that moves by learn; before, it is the mean of what was
+	// seen. Times from the start count little: other programs that start then make them too long.
 	settled = 1/learn - 1
-	// halfLife is the time of steps, in seconds, after which measurements count half. A longer one trusts old
+	// halfLife is the time of steps, in seconds, after which measurements count half. Raising it trusts old
 	// times longer.
 	halfLife = 60
 	// doubt is the count of measurements below which a time is measured again when it is cheap to.
 	doubt = 0.5
-	// A proposal that was measured less than sure times is taken for at most longest wide steps.
+	// A proposal that was measured less than `sure` times is assumed to take at most `longest` wide steps.
 	sure, longest = 1.5, 4
-	// A measurement that is shorter than an estimate by this factor replaces it where few were made: what else runs on a
-	// machine makes steps longer, never shorter.
+	// A measurement that is shorter than an estimate by this factor replaces it where few were made: other programs
+	// make steps longer, never shorter.
 	disturbance = 1.5
 )
 
@@ -65,8 +65,8 @@ type costs struct {
 	// draft's is slower than one among plain steps; the table has only the former while a request drafts.
 	plain [contexts]float64
 	hop   float64 // time of a step beyond the engine's own: the round trip to it
-	// others is the running mean of the rows that other requests had in the same step: what rows cost is what they add
-	// to those. company is that of the number of these requests: all of them wait for what rows add.
+	// others is the running mean of the rows that other requests had in the same step; the cost of rows is what they
+	// add to those. company is the running mean of the number of these requests: all of them wait for the added time.
 	others, company float64
 }
 
@@ -130,7 +130,7 @@ func (c *costs) observePlain(length int, seconds float64) {
 	} else {
 		*p *= 1 + learn*(clamp(seconds / *p, 1.0/outlier, outlier)-1)
 	}
-	// A step beside a draft is somewhat slower, but not by what a disturbed start makes of it.
+	// A step beside a draft is somewhat slower, but not as slow as a disturbed measurement at the start shows.
 	if t := &c.verify[b]; c.verified[b][0].now(c.clock) < doubt && t[0] > disturbance**p {
 		t[0] = disturbance * *p
 	}

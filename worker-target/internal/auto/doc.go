@@ -17,8 +17,8 @@
 // # Several requests
 //
 // Rounds of several requests run in one step, and all of them wait for the rows of each. So V(n) is the price of n rows
-// for all: the time of a step together with the o rows of the others, and for each other request the time that the rows
-// beyond one add:
+// for all requests: the time of a step together with the o rows of the others, and for each other request the time that
+// the rows beyond one add:
 //
 //	V(n) = T(o + n) + k (T(o + n) - T(o + 1))
 //
@@ -34,7 +34,7 @@
 // the draft's probabilities along the path. Each is corrected by how often nodes of that probability were accepted once
 // their parents were.
 //
-// A proposal, and what becomes of it where the draft takes D = 5 ms and a step of n rows V(n) = 20 + 2 (n - 1) ms:
+// A proposal and its cut, where the draft takes D = 5 ms and a step of n rows V(n) = 20 + 2 (n - 1) ms:
 //
 //	anchor ─┬─ the .60 ─┬─ cat .50 ─── sat .40        rows  node added  p    1 + sum of p  ms  tokens/s
 //	        │           └─ dog .30                    1     plain                    1.00  20      50.0
@@ -54,9 +54,10 @@
 // cheaper of two ways:
 //
 //   - A probe asks for a chain and does not wait for it. Plain decoding goes on while the draft works, and its tokens
-//     show how much of the proposal is right. The rest of a proposal that was right so far is verified at once. A probe
-//     costs what draft and target slow each other down: nothing where each has its own device, more than the draft's
-//     time where they share processors. That cost is measured: plain steps beside probes less plain steps alone.
+//     show how much of the proposal is right. The rest of a proposal that was right so far is verified at once. The
+//     cost of a probe is how much draft and target slow each other down: nothing where each has its own device, more
+//     than the draft's time where they share processors. That cost is measured: plain steps beside probes less plain
+//     steps alone.
 //   - A trial is a round of the best plan. It is waited for and cut to the nodes that are worth their rows.
 //
 // A new request without a prior starts with a probe when drafts often fail in new requests and a wide step is
@@ -76,9 +77,9 @@
 //
 // # Calibration and priors
 //
-// The predicted speed of the best plan with a draft is compared with what such rounds brought. First rounds, rounds
-// after a proposal that was right and rounds after one that was wrong have a correction each: texts change, and most
-// changes are for the worse.
+// The predicted speed of the best plan with a draft is compared with the real speed of such rounds. First rounds,
+// rounds after a proposal that was right and rounds after one that was wrong have a correction each: texts change, and
+// most changes are for the worse.
 //
 // Requests whose prompts share a prefix (one client, one system prompt, one kind of question) behave alike. So the gain
 // of rounds with a draft over decoding without it is also kept by the first 4, 8, 16, 32 and 64 tokens of the prompt:
@@ -101,11 +102,12 @@
 //
 // # The ledger
 //
-// The ledger of probes and trials belongs to the worker. Rounds add 3 % of their time; a probe or trial takes what it
-// cost, the slower plain step after it included. Where rounds cost little more than plain steps no single trial looks
-// hopeless: after 128 trials in a row that brought little, rounds add half of that until one brings more. Savings end
-// at half a chain round, so that no request pays for what the draft did well in others. Debt is bounded by one round of
-// the most expensive plan: the rest of a proposal that hung is forgiven. A request in which even a trial is far from
-// break-even waits twice as long for the next one. The same ledger pays for rounds of a plan that has not run for
+// The ledger of probes and trials belongs to the worker. Rounds add 3 % of their time; a probe or trial subtracts its
+// cost, including the slower plain step after it. Where rounds cost little more than plain steps no single trial looks
+// hopeless: after 128 trials in a row with little gain, rounds add half of that until one gains more. Savings are
+// capped at half a chain round, so that gains in other requests are not spent on one request. Debt is bounded by one
+// round of the most expensive plan; the rest of the cost of a proposal that hung is dropped. A request in which even a
+// trial is far from break-even waits twice as long for the next one. The same ledger pays for rounds of a plan that has
+// not run for
 // a while.
 package auto

@@ -19,8 +19,8 @@ var matchDefaults = [matches]float64{.5, .6, .7, .75, .8, .85, .88, .9, .95}
 
 const (
 	// matchWeight is how many tests a default counts, ownWeight how many the worker's rate of a class counts in a new
-	// request. Requests are short, and one text that repeats itself makes long matches look better than they are: less
-	// weight costs functions 3 %.
+	// request. Requests are short, and one repetitive text makes long matches look better than they are: less weight
+	// costs functions 3 %.
 	matchWeight, ownWeight = 4, 16
 	// mostAssumed bounds a rate that a request has not shown itself, for the same reason.
 	mostAssumed = 0.92
@@ -49,9 +49,9 @@ type lookups struct {
 	pace  pace
 }
 
-// pace is how fast decoding without a draft is, plain and lookup as they serve best, against plain decoding alone. It
-// is counted along every text, whatever plan runs: what lookup would have proposed, and how much of it was right, is
-// known without running it.
+// pace is the speed of decoding without a draft, with the best mix of plain rounds and lookup, relative to plain
+// decoding alone. It is counted along every text, whatever plan runs: the proposal of lookup, and how much of it is
+// right, is known without running it.
 type pace struct {
 	tokens, rounds float64 // rounds in units of a plain one
 }
@@ -236,8 +236,8 @@ func (c *costs) bareRound(rows, length int) float64 {
 	return max(s-c.reload(length)+c.hop, c.plainRound(length))
 }
 
-// reload is the extra time of a step of any width beside a draft, as in the table, over one among steps without:
-// weights that left the caches are read again.
+// reload is how much longer a step of any width beside a draft takes (as in the table) than one among steps without a
+// draft: weights that left the caches are read again.
 func (c *costs) reload(length int) float64 {
 	if p := c.plain[bucket(length)]; p > 0 && c.otherRows() == 0 {
 		return max(0, c.step(1, length)-p)
@@ -245,7 +245,7 @@ func (c *costs) reload(length int) float64 {
 	return 0
 }
 
-// observeBare learns from a step of a round without a draft that followed another.
+// observeBare updates the times with a step of a round without a draft that followed another such round.
 func (c *costs) observeBare(rows, length int, seconds float64) (wrong bool) {
 	if rows == 1 {
 		c.observePlain(length, seconds)

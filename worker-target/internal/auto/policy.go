@@ -14,24 +14,24 @@ const (
 	// committed less than useful times what plain decoding makes in their time. Raising either finds an improved draft
 	// sooner, and costs more with one that never improves.
 	wastedShare, wastedTrials, useful = mostTrialShare / 2, 128, 2
-	// creditRounds caps the ledger, in chain rounds: the savings of an hour of good drafts are not spent on the first
-	// request that the draft predicts badly.
+	// creditRounds caps the ledger, in chain rounds, so that the savings of an hour of good drafts are not spent on the
+	// first request that the draft predicts badly.
 	creditRounds = 0.5
-	// stay and enter are how much faster than plain decoding a speculative plan must look to be kept and to be taken up:
-	// an estimate of so many plans is on the high side, and near break-even there is little to win.
+	// stay and enter are how much faster than plain decoding a speculative plan must look to be kept or to be started:
+	// the best of many estimates is biased upwards, and near break-even there is little to gain.
 	stay, enter = 1.05, 1.08
 	// staleRounds after which a plan that looks nearly as good is tried again.
 	staleRounds = 64
-	// startMemory is the number of requests over which a worker averages how their first proposals did.
+	// startMemory is the number of requests over which a worker averages the success of first proposals.
 	startMemory = 30
 	// probeCostShare of a draft's time is the assumed cost of a probe before one was measured: both models work at the
 	// same time.
 	probeCostShare = 0.5
-	// A request that decodes plainly tries its draft again after so many tokens, twice as many each time that even then
-	// its draft looks hopelessly slow against plain decoding.
+	// A request that decodes plainly tries its draft again after so many tokens, twice as many each time that its draft
+	// still looks hopelessly slow against plain decoding.
 	leastGap, mostGap = 2, 256
 	hopeless          = 0.65
-	// forget is the share of the measured cost of probes that fades with every trial that was preferred to one.
+	// forget is the share of the measured cost of probes that decays with every trial that was preferred to one.
 	forget = 1.0 / 32
 	// leastProbeCost is the cost of a probe that took nothing, in seconds: 0 would mean that none was measured.
 	leastProbeCost = 1e-9
@@ -57,7 +57,7 @@ type Plan struct {
 	Kind   Kind
 	Block  int // rows of the draft's block or of the lookup, anchor included
 	Budget int // nodes without the root
-	// Trial is a round of a plan that was not the best for long. It is verified whole.
+	// Trial is a round of a plan that has not been the best for a long time. It is verified whole.
 	Trial bool
 	// Probe, with Plain: a chain of Block is asked for and not waited for. The tokens that plain decoding chooses
 	// meanwhile show how much of the proposal is right. With Chain: the round that verifies the rest of such a proposal.
@@ -198,7 +198,7 @@ func (m *Model) NewRequest(block, maxRows int, prompt []int32) *Policy {
 	}
 }
 
-// Attach gives the request a draft with blocks of block rows; more than MaxBlock are not used.
+// Attach adds a draft with blocks of block rows to the request; more than MaxBlock are not used.
 func (p *Policy) Attach(block int) { p.block = min(max(block, 0), MaxBlock) }
 
 // estimate is a plan with its expected tokens and the seconds that it costs: the price of its rows included.
@@ -224,7 +224,7 @@ func (p *Policy) Next(length, limit, matched int) Plan {
 	}
 	c := &p.m.costs
 	plainCost := c.plainRound(length)
-	if plainCost == 0 { // nothing measured yet: a chain teaches both costs
+	if plainCost == 0 { // nothing measured yet: a chain measures both costs
 		return Plan{Kind: Chain, Block: block, Budget: block - 1}
 	}
 	best, second, chain := p.drafted(block, length)
@@ -383,7 +383,7 @@ func (p *Policy) trim(t *ddtree.Tree, draft float64, length, least int) {
 	t.Keep(keep)
 }
 
-// Observe learns from a finished round, whatever mode it ran in.
+// Observe updates the estimates with a finished round of any mode.
 func (p *Policy) Observe(r *Round) {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()

@@ -21,8 +21,8 @@ func (f *flow) speed() float64 {
 	return f.tokens / f.seconds
 }
 
-// waiting is how many seconds of this request the time of a step's other requests is worth: they all wait for what
-// rows add to the step, and would get tokens meanwhile.
+// waiting is the weight of the other requests' time, in seconds of this request for a second of the step: all of them
+// wait for the time that rows add, and would get tokens meanwhile.
 func (p *Policy) waiting() float64 {
 	weight := 1.0
 	if own, all := p.flow.speed(), p.m.flow.speed(); own > 0 && all > 0 {
@@ -31,8 +31,8 @@ func (p *Policy) waiting() float64 {
 	return weight * p.m.costs.company
 }
 
-// price is what a round of so many rows costs all requests of its step, in seconds of this one: the round, and what the
-// rows beyond one add to the others' rounds.
+// price is the cost of a round of so many rows for all requests of its step, in seconds of this one: the round's time,
+// and the time that the rows beyond one add to the others' rounds.
 func (p *Policy) price(rows, length int) float64 {
 	return p.m.costs.round(rows, length) + p.surcharge(rows, length)
 }

@@ -2,15 +2,15 @@ package auto
 
 import "time"
 
-// promptCosts are the times of prompt rows. A step of both kinds of rows takes the time of its rounds and what the
-// prompt rows add to it; both are learnt from every step. Guarded by Model.mu.
+// promptCosts are the times of prompt rows. A step of both kinds of rows takes the time of its rounds plus the time
+// that the prompt rows add; both are learnt from every step. Guarded by Model.mu.
 type promptCosts struct {
 	alone  times // of steps of prompt rows only
 	beside times // what they add to a step of rounds
 }
 
 // promptTime is the expected time of prompt rows, 0 when no step was ever seen. Rows that were not measured beside
-// rounds are taken to add their time alone; those that were never measured, the time of as many rows of rounds, which
+// rounds are assumed to add their time alone; rows that were never measured, the time of as many rows of rounds, which
 // is too long on GPUs and corrected by the first pieces.
 func (m *Model) promptTime(rows, length int, beside bool) float64 {
 	switch p := &m.prompts; {

@@ -22,10 +22,10 @@ type Report struct {
 	Hop float64
 	// Accepted is the share of a proposal's first, and of its fourth token that is assumed of a new request.
 	First, Fourth float64
-	// Outlook is the speed of the best plan with the draft, times that of decoding without it, as the round planned last
-	// saw it.
+	// Outlook is the speed of the best plan with the draft, divided by that of decoding without it, as estimated for
+	// the newest round.
 	Outlook float64
-	// Bare is the speed of decoding without the draft, lookup included, times that of plain steps.
+	// Bare is the speed of decoding without the draft, lookup included, divided by that of plain steps.
 	Bare float64
 	// Held reports that the draft has not been used for long because decoding without it is estimated to be faster;
 	// Without are the tokens decoded since it was.
@@ -88,7 +88,7 @@ func (m *Model) Report() Report {
 	return r
 }
 
-// Why says in words what keeps the draft from being used, or what it is used for.
+// Why returns in words why the draft is not used, or what it is used for.
 func (r Report) Why() string {
 	if r.Block < 2 {
 		return "no round with a draft was planned yet"

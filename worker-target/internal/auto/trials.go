@@ -2,9 +2,8 @@ package auto
 
 import "github.com/tandem-inference/tandem/services/ddtree"
 
-// Held reports whether a request that is yet to begin, at a context of length tokens and with a largest useful block of
-// limit rows, is going to be decoded without the draft at first. No features are sent to such a draft until it
-// is asked.
+// Held reports whether a request that has not begun, at a context of length tokens and with a largest useful block of
+// limit rows, will first be decoded without the draft. No features are sent to such a draft until it is asked.
 func (p *Policy) Held(length, limit int) bool {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
@@ -40,10 +39,10 @@ func (p *Policy) hold() {
 	p.gap = max(p.gap, p.least)
 }
 
-// instead plans a trial in a round of a request that decoding without the draft, at token seconds a token, serves
-// better than the best of the other plans, which is expected to bring outlook tokens a second. Now and then the draft
-// is tested all the same, because it may have improved: by a probe, or by a round of that plan where the two models
-// take so much from each other that waiting for the draft is cheaper.
+// instead plans a trial for a request that is faster without the draft, at token seconds a token, than with the best of
+// the other plans, at an expected outlook tokens a second. The draft is still tested now and then, because it may have
+// improved: by a probe, or by a round of that plan where the two models slow each other down so much that waiting for
+// the draft is cheaper.
 func (p *Policy) instead(best estimate, probe Plan, token, outlook float64, length, limit int) (trial Plan, ok bool) {
 	if p.tried {
 		p.tried = false
@@ -139,7 +138,7 @@ func (p *Policy) probeFirst(first estimate, plainCost float64) bool {
 }
 
 // charge books the cost of a probe or trial (or, below 0, its gain). Debt ends at one round of the most expensive plan:
-// a proposal that hung for a second must not silence drafting for a minute.
+// a proposal that hung for a second must not stop drafting for a minute.
 func (p *Policy) charge(cost float64, length int) {
 	debt := p.m.costs.draft(p.block) + p.price(p.maxRows, length)
 	p.m.credit = max(min(p.m.credit-cost, p.ceiling(length)), -debt)

@@ -9,8 +9,8 @@ import (
 )
 
 // ReadAhead reads a prompt into the prefix cache, as far as another prompt that begins so can use it, and returns how
-// many tokens it has read. Whatever ends it, the state at the last border that it came to stays. It gives up when the
-// engine has no room: nothing moves for what may never be asked for.
+// many tokens it has read. However it ends, the state at the last border that it reached is kept. It ends when the
+// engine has no room: no entry is moved for a prompt that may never come.
 func (s *Slot) ReadAhead(ctx context.Context, e engine.Target, req *Request) (read int, err error) {
 	s.req, s.info, s.stats = req, e.Info(), &Stats{}
 	s.cuts = s.markers.Cut(req.Prompt, s.cuts)
@@ -44,7 +44,7 @@ func (s *Slot) ReadAhead(ctx context.Context, e engine.Target, req *Request) (re
 	return read, nil
 }
 
-// captureAhead has the features captured that a draft needs in the first round after the state is used.
+// captureAhead captures the features that a draft needs in the first round after the state is used.
 func (s *Slot) captureAhead() {
 	s.features.Reset(s.info.MaxBatchRows)
 	s.spec.Start(speculate.Request{
@@ -61,7 +61,7 @@ func (s *Slot) captureAhead() {
 	s.features.Connect(nobody{})
 }
 
-// nobody reads features that are captured for the cache alone.
+// nobody is the reader of features that are captured for the cache alone.
 type nobody struct{}
 
 func (nobody) Fed() {}

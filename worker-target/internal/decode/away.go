@@ -7,13 +7,13 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
-// DefaultSlowReader is how long a client may leave a round's output unread before its request goes away. Less parks
-// requests whose clients pause for a moment, more lets them hold slots and memory.
+// DefaultSlowReader is how long a client may leave a round's output unread before its request is parked. Lowering it
+// parks requests whose clients pause for a moment; raising it lets them hold slots and memory.
 const DefaultSlowReader = 2 * time.Second
 
 // Place is the slot that a request holds of its worker.
 type Place interface {
-	// Leave gives it back while the client does not read. It reports whether others may have it.
+	// Leave releases it while the client does not read. It reports whether others may use it.
 	Leave() bool
 	// Return waits for one again.
 	Return(ctx context.Context) error
@@ -29,8 +29,8 @@ type reader struct {
 	left  bool       // the request has given up its place
 }
 
-// flush hands the round's output to the client. A request whose client does not read gives up its memory, and its
-// place for others; it comes back when the client has read.
+// flush hands the round's output to the client. A request whose client does not read gives up its memory, and its place
+// for others; it resumes when the client has read.
 func (s *Slot) flush(ctx context.Context) error {
 	if s.reader.limit <= 0 || s.req.Place == nil {
 		return s.out.Flush()

@@ -54,7 +54,7 @@ func Calibrate(ctx context.Context, e engine.Target, model *auto.Model) error {
 			rows > 8 && time.Since(begin) > calibrateTime {
 			break
 		}
-		// The shortest of a few: what else runs on the machine only ever adds.
+		// The shortest of a few: other programs only ever add time.
 		best := time.Duration(0)
 		for range repeats {
 			fill(rows, length, engine.WantToken, engine.KindDecode, false)

@@ -9,11 +9,11 @@
 //	ask      the draft for the next proposal, with the features of the accepted rows
 //	emit     the output to the caller, while the draft works
 //
-// Without a tree a round is plain decoding of one token. While the engine works nothing else is waited for; a proposal
-// is waited for until its deadline.
+// Without a tree a round is plain decoding of one token. A step waits for nothing else; a round waits for a proposal
+// until its deadline.
 //
-// A Slot owns the parts of a request, one package each. None of them sees another's fields; where one uses another the
-// arrow says so, and the rest passes through the slot:
+// A Slot owns the parts of a request, one package each. None of them uses another's fields; an arrow shows where one
+// uses another, and the rest passes through the slot:
 //
 //	decode.Slot ── sequence   the engine's side: step, result, pending path
 //	            ├─ text       prompt and output, indexed for prompt lookup
@@ -23,8 +23,9 @@
 //	            ├─ reuse      what the prefix cache gives to a prompt and gets from it
 //	            └─ output     tokens and log-probabilities for the caller
 //
-// A step that the engine has no memory for may preempt another request, or this one (park.go, package preempt).
+// A step for which the engine has no memory may preempt another request, or this one (park.go, package preempt).
 //
 // Exactness after failover: tokens committed before are replayed as chains through the same steps that decoding uses,
-// not as prefill, because prefill may use other kernels; and a prompt is cut where its tokens say (package piece).
+// not as prefill, because prefill may use other kernels; and the cuts of a prompt depend on its tokens alone
+// (package piece).
 package decode

@@ -81,8 +81,8 @@ func (s *Slot) dropParked(ctx context.Context) {
 	}
 }
 
-// makeRoom finds memory for the step that is put together after the engine refused it: a stored state is given up, or
-// another request parks, or this one does and comes back. The refusal is returned when there is nobody else.
+// makeRoom finds memory for the step that is put together after the engine refused it: a stored state is dropped, or
+// another request parks, or this one parks and resumes. It returns the refusal when there is no other request.
 func (s *Slot) makeRoom(ctx context.Context, refusal error) error {
 	if s.relieve(ctx) {
 		return nil
@@ -99,12 +99,12 @@ func (s *Slot) makeRoom(ctx context.Context, refusal error) error {
 	return nil
 }
 
-// relieve makes room by what nobody needs now. It reports whether there was anything.
+// relieve makes room by state that is not needed now. It reports whether there was any.
 func (s *Slot) relieve(ctx context.Context) bool {
 	return s.reuse.Relieve() || s.members.Demote(ctx)
 }
 
-// yield parks the request for one of a better rank and comes back.
+// yield parks the request for one of a better rank and resumes it afterwards.
 func (s *Slot) yield(ctx context.Context) error {
 	begin := time.Now()
 	if err := s.park(ctx); err != nil {
@@ -119,7 +119,7 @@ func (s *Slot) yield(ctx context.Context) error {
 	return nil
 }
 
-// park gives the sequence up.
+// park saves or drops the request's state and frees its sequence.
 func (s *Slot) park(ctx context.Context) error {
 	if err := s.seq.Settle(ctx); err != nil {
 		return err
@@ -154,7 +154,7 @@ func (s *Slot) park(ctx context.Context) error {
 	return nil
 }
 
-// demotion returns what moves pages to host memory that the parked request has shared with others.
+// demotion returns a function that moves pages which the parked request shares with others to host memory.
 func (s *Slot) demotion() func(context.Context) {
 	if !s.parked.stored {
 		return nil
@@ -198,7 +198,7 @@ func (s *Slot) comeBack(ctx context.Context) error {
 }
 
 // roomy makes a call that needs memory of the engine, again as long as something makes room for it. The request's
-// sequence is not freed in between: it might make room for ever, for what the next try takes again.
+// sequence is not freed in between: that could repeat without end, since the next try would use up the room again.
 func (s *Slot) roomy(ctx context.Context, call func() error) error {
 	err := call()
 	for refused(err) && s.relieve(ctx) {

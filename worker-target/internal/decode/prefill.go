@@ -14,7 +14,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 )
 
-// prefill reads what was not restored of the prompt, piece by piece.
+// prefill reads the part of the prompt that was not restored, piece by piece.
 func (s *Slot) prefill(ctx context.Context) error {
 	start := time.Now()
 	s.trace.begin("prefill")
@@ -170,14 +170,14 @@ func (s *Slot) addKnown(
 	return n, nil
 }
 
-// takeKnown takes what a step of n known tokens has computed.
+// takeKnown takes the results of a step of n known tokens.
 func (s *Slot) takeKnown(n int) {
 	s.features.Take(s.seq.Result().Features(), nil)
 	s.seq.Advance(n)
 }
 
 // chooseNext makes the row before output token i choose it when it is not known yet, or when the constraint depends on
-// what would have been chosen.
+// the token that would have been chosen.
 func (s *Slot) chooseNext(row *engine.Row, i int) error {
 	if i < len(s.req.Committed) && !s.constraint.Sampling(s.req.Committed[i]) {
 		return nil
@@ -194,8 +194,8 @@ func (s *Slot) choose(row *engine.Row, node int) error {
 	return err
 }
 
-// runStep runs the step that was put together. What the engine refuses for want of memory is tried again once there is
-// room: a step that is refused has changed nothing.
+// runStep runs the step that was built. A step that the engine refuses for want of memory is tried again once there is
+// room: a refused step has changed nothing.
 func (s *Slot) runStep(ctx context.Context, commit bool) error {
 	s.seq.SetMasks(s.constraint.Masks())
 	if s.member.Asked() {

@@ -27,7 +27,7 @@ type Request struct {
 	PromptLogprobs bool
 	Constraint     *constraint.Constraint // nil = anything may be chosen
 	Reuse          reuse.Request
-	Priority       int   // the higher, the later it gives up its memory for others
+	Priority       int   // requests with a higher one give up their memory later
 	Place          Place // nil = the request keeps its slot and its memory also while its client does not read
 	Arrived        time.Time
 }

@@ -38,7 +38,7 @@ func (s *Slot) round(ctx context.Context) (tandemv1.FinishReason, error) {
 	if reason == unfinished {
 		err = s.ask(ctx)
 	}
-	// What the round has chosen is handed over whatever became of the question.
+	// The round's tokens are handed over even if the question failed.
 	if lost := s.flush(ctx); err == nil {
 		err = lost
 	}

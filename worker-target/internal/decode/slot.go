@@ -109,7 +109,7 @@ type Slot struct {
 	held    bool            // handle exists in the engine
 	parked  parked
 	reader  reader
-	reading *inflight.Reading // nil = the prompt is read for nobody else
+	reading *inflight.Reading // nil = no other request waits for the prompt
 
 	seq        sequence.Sequence
 	text       text.Text
@@ -179,7 +179,8 @@ func (s *Slot) Run(ctx context.Context, e engine.Target, req *Request, sink Sink
 	return Result{Reason: reason, StopToken: s.out.StopToken(), CloseKind: s.constraint.Kind()}, err
 }
 
-// awaitReader enters the prompt among those that are read, and waits for one that arrived earlier and begins like it.
+// awaitReader enters the prompt among those that are read, and waits for one that arrived earlier and has the
+// same beginning.
 func (s *Slot) awaitReader(ctx context.Context) error {
 	s.reading = nil
 	if !s.reuse.On() {
@@ -277,14 +278,14 @@ func (s *Slot) keep(ctx context.Context) {
 // unfinished is the reason of a request that goes on.
 const unfinished = tandemv1.FinishReason_FINISH_REASON_UNSPECIFIED
 
-// at is where the request stands between two steps.
+// at returns the request's position between two steps.
 func (s *Slot) at() speculate.At { return s.atLength(s.seq.Length()) }
 
 func (s *Slot) atLength(length int) speculate.At {
 	return speculate.At{Anchor: s.out.Anchor(), Length: length, Left: s.out.Left(), Free: s.info.MaxContext - length}
 }
 
-// attach gives the request a draft and captures features for it, once one is attached to the worker. known is the
+// attach adds a draft to the request and captures features for it, once one is attached to the worker. known is the
 // number of positions whose tokens are known by now.
 func (s *Slot) attach(ctx context.Context, known int) {
 	capture := s.spec.Capture(s.out.Left())

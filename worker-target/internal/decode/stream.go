@@ -9,7 +9,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// streamer is an engine in stages that takes steps of known tokens before those in front of them have ended.
+// streamer is an engine in stages that accepts steps of known tokens before the previous ones have ended.
 type streamer interface {
 	Submit(ctx context.Context, step *engine.Step, result *engine.StepResult) func() (rows int, err error)
 }
@@ -18,8 +18,8 @@ const (
 	// piecesBehind is how many steps of a prompt are handed over beyond one for each stage, so that the first stage always
 	// has its next one.
 	piecesBehind = 1
-	// newestEvery is how many pieces are streamed before a state is stored that is kept until the next one only. To store
-	// one, the stages run empty; more keeps them busier and loses more of a prompt whose client gives up.
+	// newestEvery is the number of pieces between two states that are kept only until the next one. To store one, the
+	// stages run empty; raising it keeps them busier and loses more of a prompt whose client gives up.
 	newestEvery = 8
 )
 
@@ -33,10 +33,10 @@ type streamed struct {
 	span   trace.Span // nil = it is not traced
 }
 
-// stream reads the prompt by steps that follow each other through an engine in stages, up to where the caller has to
-// look at what was read: at a border whose state is to be stored, where others wait for a state, and before the last
-// step, which chooses a token. When the engine has no room it returns without an error, with no step on its way: the
-// step that was refused is the caller's next one, and the memory that a request waits for is never its own.
+// stream reads the prompt by steps that follow each other through an engine in stages, up to a position where the
+// caller must act: at a border whose state is to be stored, where others wait for a state, and before the last step,
+// which chooses a token. When the engine has no room it returns without an error, with no step on its way: the step
+// that was refused is the caller's next one, and the memory that a request waits for is never its own.
 func (s *Slot) stream(ctx context.Context) error {
 	e, ok := s.engine.(streamer)
 	if !ok || s.info.Depth <= 1 || s.req.PromptLogprobs {
@@ -98,7 +98,7 @@ func (s *Slot) hand(next *streamed, kind engine.GroupKind, at, end int) {
 	}
 }
 
-// took takes what the first n rows of a step have computed.
+// took takes the results of the first n rows of a step.
 func (s *Slot) took(done *streamed, n int) {
 	wanted := 0
 	for i := range done.step.Rows[:n] {

@@ -1,5 +1,5 @@
-// Package lookup proposes what followed when the newest tokens of a text stood in it before: prompt lookup. Code that
-// is edited, sources that are quoted and names that come again are predicted without a model; verification keeps the
+// Package lookup implements prompt lookup: it proposes the tokens that followed an earlier occurrence of the newest
+// tokens of a text. It predicts edited code, quoted sources and repeated names without a model; verification keeps the
 // output exact.
 //
 // An Index answers after every token: of all earlier occurrences of the last n tokens, n from MaxGram down to MinGram,
@@ -8,9 +8,9 @@
 // Positions are compared by the tokens themselves: there are no false matches.
 //
 // Memory: 4 bytes for a token and 4 bytes for a slot of each of the five tables, which are 3/8 to 3/4 full: 31 to 58
-// bytes a token. It stays with the index for the next text. A prompt is taken in chunk by chunk while it is read
-// (BenchmarkAppend: 30 to 70 ns a token up to 128K tokens, a thousandth of what reading it takes and less).
+// bytes a token. It stays with the index for the next text. A prompt is added chunk by chunk while it is read
+// (BenchmarkAppend: 30 to 70 ns a token up to 128K tokens, at most a thousandth of the time of reading it).
 //
-// The index holds committed tokens only, prompt and output. What a verify step refuses never enters it, so there is
-// nothing to take back.
+// The index holds committed tokens only, prompt and output. Tokens that a verify step rejects never enter it, so
+// nothing needs to be removed.
 package lookup

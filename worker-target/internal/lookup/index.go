@@ -3,8 +3,8 @@ package lookup
 import "math/bits"
 
 const (
-	// MinGram and MaxGram are the fewest and most tokens that an occurrence is found by. One token says little: on texts
-	// of the demonstration models it predicts the next in 2 of 10 cases, two tokens in 6 of 10.
+	// MinGram and MaxGram are the fewest and most tokens that an occurrence is found by. One token predicts little: on
+	// texts of the demonstration models it predicts the next in 2 of 10 cases, two tokens in 6 of 10.
 	MinGram, MaxGram = 2, 6
 	// MaxMatched bounds Matched: longer ones predict no better.
 	MaxMatched = 32
@@ -71,8 +71,8 @@ func (x *Index) Next() (token int32, ok bool) {
 	return x.tokens[x.source], true
 }
 
-// Propose appends the n tokens that followed the occurrence. Where they come to the end of the text they go on with
-// themselves: what repeats itself is expected to go on doing so.
+// Propose appends the n tokens that followed the occurrence. Where they reach the end of the text they continue with
+// themselves: a repetition is expected to continue.
 func (x *Index) Propose(out []int32, n int) []int32 {
 	if x.matched == 0 {
 		return out
@@ -90,8 +90,8 @@ func (x *Index) Propose(out []int32, n int) []int32 {
 
 // Behind appends to out the n tokens that are expected after path, which is one token at least and assumed to follow
 // the text: those that followed the latest occurrence in the text of the newest tokens, path included. matched is the
-// length of the match, 0 when there is none. What path adds to the text is not looked up, and the index stays as it is.
-// out may be path.
+// length of the match, 0 when there is none. Occurrences within path are not found, and the index does not change. out
+// may be path.
 func (x *Index) Behind(path, out []int32, n int) (_ []int32, matched int) {
 	source := 0
 	h := uint64(0)
@@ -178,7 +178,7 @@ func (x *Index) Append(token int32) {
 		if len(t.slots) == 0 {
 			t.use(minSlots)
 		}
-		// What did not occur with n tokens did not occur with more.
+		// If the newest n tokens did not occur before, neither did more.
 		if p := x.put(t, h, n, at, found == n-1 || n == MinGram); p >= 0 {
 			last, found = p, n
 		}

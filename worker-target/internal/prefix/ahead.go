@@ -10,9 +10,9 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
-// Ahead says that a state is not a request's but was read ahead, for a prompt that may come.
+// Ahead marks a state that was read ahead, for a prompt that may come, and not for a request.
 type Ahead struct {
-	// Asked is when the reading was asked for: nothing that was used since is evicted for it.
+	// Asked is the time of the request to read ahead: no entry that was used since is evicted for the state.
 	Asked time.Time
 	// Tokens were read for the state, and for those that it continues and no request has used.
 	Tokens int
@@ -22,10 +22,10 @@ type Ahead struct {
 type AheadStats struct {
 	Hits   uint64 // requests that began with one, each once
 	Used   uint64 // tokens that were read for those
-	Wasted uint64 // tokens that were read for states which nobody asked for before they went
+	Wasted uint64 // tokens that were read for states which were evicted unused
 }
 
-// sparesNone is for requests: they come before all that is stored.
+// sparesNone is for requests, which take precedence over all stored entries.
 func sparesNone(*Entry) bool { return false }
 
 // spares reports whether an entry stays although there is no room for the state.
@@ -47,7 +47,7 @@ func (c *Cache) reward(e *Entry) {
 	}
 }
 
-// waste counts what was read ahead for an entry that goes. The caller holds mu.
+// waste counts the tokens that were read ahead for an entry that is removed. The caller holds mu.
 func (c *Cache) waste(e *Entry) {
 	c.stats.Ahead.Wasted += uint64(e.ahead)
 	e.ahead = 0
@@ -60,7 +60,7 @@ func (c *Cache) FindAhead(space string, tokens []int32, fits func(length int) bo
 	return c.find(space, tokens, fits)
 }
 
-// Release lets go of an entry that FindAhead returned and that is not to be restored.
+// Release unpins an entry that FindAhead returned and that will not be restored.
 func (c *Cache) Release(e *Entry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -61,7 +61,7 @@ func (e *Entry) Length() int { return e.length }
 // Rows returns the entry's rows of features, nil if it has none.
 func (e *Entry) Rows() *Rows { return e.rows }
 
-// Cache keeps states of prompts. It is safe for concurrent use. A nil Cache keeps nothing.
+// Cache stores states of prompts. It is safe for concurrent use. A nil Cache stores nothing.
 type Cache struct {
 	cfg    Config
 	ctx    context.Context // of calls that make and free snapshots: they outlive the request
@@ -104,10 +104,10 @@ func New(cfg Config) *Cache {
 	return c
 }
 
-// tokenBytes is what the tree itself takes for a token of an edge.
+// tokenBytes are the bytes that the tree itself takes for a token of an edge.
 const tokenBytes = 4
 
-// Use makes the cache that of an engine. What it keeps of another one is gone.
+// Use binds the cache to an engine. Entries of another engine are dropped.
 func (c *Cache) Use(e engine.Target) {
 	if c == nil {
 		return
@@ -122,7 +122,7 @@ func (c *Cache) Use(e engine.Target) {
 	c.forget()
 }
 
-// Forget drops what the cache keeps of an engine that is no more.
+// Forget drops the entries of an engine that has ended.
 func (c *Cache) Forget() {
 	if c == nil {
 		return
@@ -157,7 +157,7 @@ func (c *Cache) Stats() Stats {
 }
 
 // Find returns the longest entry that tokens begin with and that fits, nil if there is none. A longer state on disk is
-// read first. The caller restores the entry by Restore, which lets go of it.
+// read first. The caller restores the entry by Restore, which unpins it.
 func (c *Cache) Find(ctx context.Context, space string, tokens []int32, fits func(length int) bool) *Entry {
 	if c == nil {
 		return nil
@@ -211,15 +211,15 @@ func (c *Cache) Longest(space string, tokens []int32, fits func(length int) bool
 	return length
 }
 
-// unpin lets go of an entry. The caller holds mu.
+// unpin removes one pin of an entry. The caller holds mu.
 func (c *Cache) unpin(e *Entry) {
 	if e.pins--; e.pins == 0 && e.gone {
 		c.free(e)
 	}
 }
 
-// Restore restores an entry that Find returned into a sequence. After an error the sequence is of no use, and the entry
-// is gone unless the engine had no room for it.
+// Restore restores an entry that Find returned into a sequence. After an error the sequence must not be used, and the
+// entry is removed unless the engine had no room for it.
 func (c *Cache) Restore(ctx context.Context, e *Entry, s engine.Sequence) error {
 	err := e.engine.RestoreSnapshot(ctx, e.snapshot, s)
 	for rpcerr.Code(err) == codes.ResourceExhausted && c.Relieve(e.engine) {
@@ -239,7 +239,7 @@ func (c *Cache) Restore(ctx context.Context, e *Entry, s engine.Sequence) error 
 		e.demoted = false
 	case ctx.Err() == nil:
 		c.stats.Failures++
-		if c.keeps(e) && rpcerr.Code(err) != codes.ResourceExhausted { // it is whole, there is no room for it now
+		if c.keeps(e) && rpcerr.Code(err) != codes.ResourceExhausted { // the entry is intact, there is only no room for it
 			c.discard(e)
 		}
 	}
@@ -339,7 +339,7 @@ func (c *Cache) put(e *Entry, tokens []int32, spares func(*Entry) bool) (*Entry,
 	return e, true
 }
 
-// Drop removes an entry that nobody has used yet.
+// Drop removes an entry that has not been used yet.
 func (c *Cache) Drop(e *Entry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -369,8 +369,8 @@ func (c *Cache) Freed() {
 
 // Relieve makes room in the pages of an engine that refused a call for want of them. It waits until what was evicted is
 // freed. Else it moves pages to host memory: those that a sequence held when their entries were moved, once one was
-// freed; else those of the entry of the least value. An entry that cannot be moved is evicted. It reports whether there
-// was anything: the call may be tried again then.
+// freed; else those of the entry of the least value. An entry that cannot be moved is evicted. It reports whether it
+// made room: then the call may be tried again.
 func (c *Cache) Relieve(use engine.Target) bool {
 	if c == nil {
 		return false
@@ -402,10 +402,10 @@ func (c *Cache) Relieve(use engine.Target) bool {
 }
 
 // demote moves the pages of an entry to host memory, but for those that a sequence holds. An entry that cannot be moved
-// is evicted, unless others use it; then it returns false. The caller holds mu, which is let go of meanwhile.
+// is evicted, unless others use it; then it returns false. The caller holds mu, which is released meanwhile.
 func (c *Cache) demote(e *Entry) bool {
 	e.demoted, e.frees = true, c.frees
-	e.pins++ // nobody evicts it meanwhile
+	e.pins++ // so that it is not evicted meanwhile
 	c.mu.Unlock()
 	err := e.engine.DemoteSnapshot(c.ctx, e.snapshot)
 	c.mu.Lock()
@@ -423,7 +423,7 @@ func (c *Cache) demote(e *Entry) bool {
 }
 
 // giveUp makes room for a snapshot that its engine refused: it waits until what was evicted is freed, else it evicts
-// the entry of the least value that is not spared. It reports whether there was anything.
+// the entry of the least value that is not spared. It reports whether it made room.
 func (c *Cache) giveUp(spares func(*Entry) bool) bool {
 	if c.waitFreed() {
 		return true
@@ -498,7 +498,7 @@ func (c *Cache) evict(e *Entry) {
 	c.stats.Evictions++
 }
 
-// discard removes an entry and frees its snapshot once nobody uses it. The caller holds mu.
+// discard removes an entry and frees its snapshot once it is no longer used. The caller holds mu.
 func (c *Cache) discard(e *Entry) {
 	c.remove(e)
 	if e.gone = e.pins > 0; !e.gone {
@@ -518,7 +518,7 @@ func (c *Cache) free(e *Entry) {
 	})
 }
 
-// freeNow frees an entry's snapshot. Nobody holds mu.
+// freeNow frees an entry's snapshot. The caller does not hold mu.
 func (c *Cache) freeNow(e *Entry) { _ = e.engine.FreeSnapshot(c.ctx, e.snapshot) } // the guard tries again
 
 // shrink evicts entries, except spared ones, until so many more bytes and entries fit. It reports whether they do. The

@@ -3,7 +3,7 @@
 //
 // An entry is the engine's snapshot after a number of tokens, with the newest rows of features before that position, so
 // that a draft proposes in the first round. Entries hang in a radix tree over token ids, one tree a namespace: the
-// contract id and what requests are kept apart by. Ids are compared one by one, so a hit is never another prompt.
+// contract id and the isolation of requests. Ids are compared one by one, so a hit is never another prompt.
 //
 // Only canonical states may be stored: those that a cold run over the same tokens computes. The caller must ensure
 // that, and must restore only where its own cold run has a border (package piece).

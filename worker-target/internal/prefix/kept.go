@@ -65,7 +65,7 @@ func (c *Cache) load(ctx context.Context, state Kept, best *Entry, space string,
 	return e, nil
 }
 
-// ErrEvicted says that an entry cannot be read any more.
+// ErrEvicted means that an entry can no longer be read.
 var ErrEvicted = errors.New("the entry was evicted, or is about to be")
 
 // read reads something of an entry's snapshot, which is not evicted meanwhile.
@@ -89,8 +89,8 @@ func (c *Cache) read(e *Entry, call func() error) error {
 	return err
 }
 
-// awaitReading waits until one of the entries that are being read is not any more, those excepted that are left out. It
-// reports whether there was one. The caller holds mu.
+// awaitReading waits until the reading of one entry ends, except of those that leftOut selects. It reports whether
+// there was one. The caller holds mu.
 func (c *Cache) awaitReading(leftOut func(*Entry) bool) bool {
 	for e := range c.reading {
 		if leftOut(e) {

@@ -16,7 +16,7 @@ type Peer interface {
 }
 
 // Fetch returns an entry of a state that a peer holds and that is longer than best, which may be nil, else best. Both
-// are pinned; the one that is not returned is let go.
+// are pinned; the one that is not returned is unpinned.
 func (c *Cache) Fetch(
 	ctx context.Context, best *Entry, space string, tokens []int32, fits func(length int) bool, p Peer,
 ) *Entry {
@@ -76,7 +76,7 @@ func (c *Cache) Lend(
 	return l
 }
 
-// Send writes the state to something like an engine, whose pages below shared are there, and returns its rows of
+// Send writes the state to a receiver like an engine, which already has the pages below shared, and returns its rows of
 // features. pause is called after every read of the worker's own engine, with the time that it took.
 func (l *Loan) Send(
 	ctx context.Context, to disk.Engine, shared int, pause func(ctx context.Context, took time.Duration),
@@ -105,7 +105,7 @@ func (l *Loan) Send(
 	}
 	for _, r := range disk.Ranges(layout, shared) {
 		var crc uint32
-		data := make([]byte, r.Bytes) // the receiver's from now on
+		data := make([]byte, r.Bytes) // owned by the receiver from here on
 		if err := read(func() (err error) {
 			crc, err = e.engine.ReadSnapshot(ctx, e.snapshot, r.At, data)
 			return err

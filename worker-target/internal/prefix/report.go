@@ -12,17 +12,17 @@ import (
 // mostReported bounds the entries that heartbeats name.
 const mostReported = 1024
 
-// Space is the namespace of a contract id and of what requests are kept apart by.
+// Space returns the namespace of a contract id and an isolation.
 func Space(contract, isolation string) string { return contract + " " + isolation }
 
-// isolationOf is the isolation of a namespace.
+// isolationOf returns the isolation of a namespace.
 func isolationOf(space string) string {
 	_, isolation, _ := strings.Cut(space, " ")
 	return isolation
 }
 
-// Report lists the states in memory and then those on disk alone for the gateway, those first that were used last when
-// one came or went; nil when nothing is ever kept. It is made once for a version and not to be changed.
+// Report lists the states in memory and then those on disk alone for the gateway, the most recently used first, as of
+// the last change; nil when the cache is off. It is made once for a version and must not be changed.
 func (c *Cache) Report() *tandemv1.Prefixes {
 	if c == nil {
 		return nil

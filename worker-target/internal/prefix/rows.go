@@ -5,7 +5,7 @@ import "github.com/tandem-inference/tandem/worker-target/internal/disk"
 // PageRows is the number of positions of a page of feature rows. Pages begin at its multiples.
 const PageRows = 64
 
-// Source is where rows of features come from; *drafts.Ring is one.
+// Source supplies rows of features; *drafts.Ring is one.
 type Source interface {
 	// Span is the range of positions that it holds.
 	Span() (first, next int)
@@ -13,7 +13,7 @@ type Source interface {
 	Copy(dst []byte, position, n int) (out []byte, rows int, ok bool)
 }
 
-// Features are where the rows of an entry come from; the zero value has none.
+// Features is the source of an entry's rows; the zero value has none.
 type Features struct {
 	Source Source
 	Kind   string // says what the rows are: they are of use only where the same kind is captured
@@ -104,7 +104,7 @@ func (r *Rows) full(kind string, width, at int) *page {
 	return r.pages[(at-r.first)/PageRows]
 }
 
-// hold counts one more holder of the pages and returns the bytes that were held by nobody.
+// hold counts one more holder of the pages and returns the bytes of pages that had none.
 func (r *Rows) hold() (bytes uint64) {
 	if r == nil {
 		return 0
@@ -117,7 +117,7 @@ func (r *Rows) hold() (bytes uint64) {
 	return bytes
 }
 
-// release counts one holder less and returns the bytes that nobody holds any more.
+// release counts one holder less and returns the bytes of pages that have none left.
 func (r *Rows) release() (bytes uint64) {
 	if r == nil {
 		return 0
@@ -130,7 +130,7 @@ func (r *Rows) release() (bytes uint64) {
 	return bytes
 }
 
-// fresh is the number of bytes that nobody holds yet.
+// fresh returns the bytes of pages without a holder.
 func (r *Rows) fresh() (bytes uint64) {
 	if r == nil {
 		return 0

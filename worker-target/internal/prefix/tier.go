@@ -10,7 +10,7 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/disk"
 )
 
-// Disk says what is kept in files.
+// Disk configures which states are kept in files.
 type Disk struct {
 	Store     *disk.Store // closed with the cache
 	MinTokens int         // shorter states are not written; one is read if it is longer than that in memory by so many
@@ -23,9 +23,9 @@ const (
 	queued = 64
 	// mostPause bounds the pause after each read of the engine, which is as long as the read.
 	mostPause = 20 * time.Millisecond
-	// diskRate is what is expected of a disk before a state was read, in bytes per second.
+	// diskRate is the assumed rate of a disk before a state was read, in bytes per second.
 	diskRate = 300e6
-	// flush is how long the end of the cache waits for what is queued.
+	// flush is how long closing the cache waits for queued writes.
 	flush = 5 * time.Second
 )
 
@@ -58,7 +58,7 @@ func newTier(c *Cache, d *Disk) *tier {
 	return t
 }
 
-// close writes what is queued, as far as the time for it allows, and ends the tier. The cache is closed: nothing is
+// close writes the queued entries, as far as the time for it allows, and ends the tier. The cache is closed: nothing is
 // queued any more.
 func (t *tier) close() {
 	close(t.queue)
@@ -87,7 +87,7 @@ func (c *Cache) DiskStats() (disk.Stats, bool) {
 }
 
 // Persist has an entry written to disk in the background. fresh is how many of its tokens no earlier request has read,
-// 0 where that shall not matter.
+// 0 to write it in any case.
 func (c *Cache) Persist(e *Entry, fresh int) {
 	if c == nil || e == nil {
 		return
@@ -141,7 +141,8 @@ func (t *tier) write(e *Entry) {
 	_ = t.disk.Store.Write(t.ctx, d) // counted there; the state is in memory still
 }
 
-// read reads something of an entry's snapshot. It waits as long afterwards: steps come first.
+// read reads something of an entry's snapshot. Afterwards it pauses for as long as the read took, so that steps
+// come first.
 func (t *tier) read(e *Entry, call func() error) error {
 	start := time.Now()
 	err := t.cache.read(e, call)
@@ -176,7 +177,7 @@ func (t *tier) extend(
 			case <-ctx.Done():
 			}
 		}
-		// What others have read meanwhile counts.
+		// States that others have read meanwhile count.
 		c.mu.Lock()
 		if best != nil {
 			c.unpin(best)

@@ -9,19 +9,19 @@ import (
 )
 
 const (
-	// mostAdded is the share of the time of a step of its own that a part may add to a joint step. More joins more parts
-	// and saves less by each.
+	// mostAdded is the most time that a part may add to a joint step, as a share of the time of its own step. Raising
+	// it joins more parts and saves less by each.
 	mostAdded = 0.85
-	// promptUnit is the number of rows from a piece's start at multiples of which a piece may be cut without another
-	// bit anywhere: the chunk of the delta rule, the tile of attention.
+	// promptUnit is the number of rows from a piece's start at multiples of which a piece may be cut without any change
+	// of bits: the chunk of the delta rule, the tile of attention.
 	promptUnit = 64
 	// decodeUnit is that of rows with the bits of decoding, which may be cut anywhere: fewer rows keep the gaps of slow
 	// machines, at more steps a prompt.
 	decodeUnit = 8
 	// leastSlack and mostSlack bound how much longer than expected a step with prompt rows is planned to take. Between
-	// them the slack follows the 99th percentile of what steps took over what was expected: each that took longer raises
-	// it by slackUp, each other one lowers it by a 99th of that. More keeps gaps shorter where other programs disturb the
-	// machine, at smaller cuts.
+	// them the slack follows the 99th percentile of what steps took over what was expected: each that took longer
+	// raises it by slackUp, each other one lowers it by a 99th of that. Raising them keeps gaps shorter where other
+	// programs disturb the machine, at smaller cuts.
 	leastSlack, mostSlack = 1.25, 3
 	slackUp               = 0.25
 )
@@ -110,7 +110,7 @@ func (e *Engine) sweep(leader *part) {
 	})
 }
 
-// addRounds takes the rounds of the step out of the queue: the first one, and those that are better run with it.
+// addRounds takes the rounds of the step out of the queue: the first one, and those that run faster with it.
 func (e *Engine) addRounds() {
 	m := &e.flight.mix
 	e.queue.Waiting = slices.DeleteFunc(e.queue.Waiting, func(p *part) bool {
@@ -139,12 +139,11 @@ func (e *Engine) addRounds() {
 }
 
 // gains reports whether n rows are better run together with others, rows in all, at a context of length positions.
-// Requests come again and again, so what counts is the time of all their steps: rows must cost clearly less than they
-// cost alone.
+// Requests return for every step, so the time of all their steps counts: rows must cost clearly less than alone.
 func (e *Engine) gains(length, n, rows int) bool {
 	own, before, after := e.costs.Verify(n, length), e.costs.Verify(rows, length), e.costs.Verify(rows+n, length)
 	if own == 0 || before == 0 || after == 0 {
-		return true // reading weights once is what decides, until it is known better
+		return true // without measurements, reading the weights once decides
 	}
 	return float64(after-before) < mostAdded*float64(own+e.costs.Hop())
 }
@@ -222,7 +221,7 @@ func (e *Engine) within(n int, p *part, room time.Duration) bool {
 	return e.slack*float64(m.base+prompt+e.costs.Hop()) <= float64(room)
 }
 
-// observeSlack learns from a step with prompt rows how far steps outlast what was expected of them.
+// observeSlack learns from a step with prompt rows how much longer steps take than expected.
 func (e *Engine) observeSlack(took, expected time.Duration) {
 	switch {
 	case expected <= 0:

@@ -3,10 +3,10 @@
 // waits long while prompts are read.
 //
 // Requests are goroutines that call Step on an Engine, or on the view of it that For makes. The first of them leads: it
-// composes a step of all that is waiting, runs it, hands out the results, and hands on the lead when its own step is
-// done. A request alone pays for no other goroutine.
+// composes a step of all waiting parts, runs it, hands out the results, and passes the lead on when its own step is
+// done. A single request needs no other goroutine.
 //
-// # What a step has
+// # Contents of a step
 //
 // Rounds (plain rows, chains, trees) come first: the one that waits longest, and those that cost clearly less in its
 // step than in one of their own, by measured costs. Pieces of prompts fill the step up. A piece is one committing
@@ -22,8 +22,8 @@
 // # Which piece
 //
 // The highest priority first. Among equals the key that was served least, by virtual time: start-time fair queueing
-// (Goyal, Vin, Cheng, 1996) with rows as the unit of service. Among the requests of a key the one with the least left
-// to read, its wait taken off (request.go).
+// (Goyal, Vin, Cheng, 1996) with rows as the unit of service. Among the requests of a key comes the one with the least
+// left to read, minus a credit for its wait (request.go).
 //
 // # Engines in stages
 //

@@ -10,8 +10,8 @@ import (
 )
 
 // Steps follow each other through an engine in stages (engine.Info.Depth): the next one is composed when the first
-// stage has run the one before it. Nobody leads then: whoever queues a step, and every step that has passed the first
-// stage or has ended, starts the next one (dispatch), on a goroutine of its own that ends with it.
+// stage has run the one before it. There is then no leader: a caller that queues a step, and every step that has passed
+// the first stage or has ended, starts the next one (dispatch), on a goroutine that ends with the step.
 //
 // Rounds and pieces take turns and never share a step, since a step of one piece alone may follow the one before it
 // without its result. A step has no more rounds than its share of the running streams: with as many streams as stages
@@ -68,7 +68,7 @@ func (e *Engine) wait(p *part) {
 	}
 }
 
-// leave takes a part out of the queue if nobody has it in work, and fails the pieces behind it.
+// leave takes a part out of the queue if no step runs it, and fails the pieces after it.
 func (e *Engine) leave(p *part) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -152,7 +152,7 @@ func (e *Engine) fly(f *flight) {
 	e.steps++
 	e.took = now.Sub(start)
 	if f.errs[0] == nil {
-		// What it waited for others in later stages says nothing of its own time.
+		// Time spent waiting for others in later stages is not part of its own time.
 		e.observePrompt(f, min(now.Sub(start), time.Duration(f.nanos())))
 	}
 	for i, c := range f.mix.cuts {
@@ -198,7 +198,7 @@ func (e *Engine) endCut(c cut, err error, base time.Duration, now time.Time) {
 	}
 }
 
-// failBehind fails the pieces that wait behind one of their sequence, which failed. The caller holds mu.
+// failBehind fails the pieces that wait after one of the same sequence that failed. The caller holds mu.
 func (e *Engine) failBehind(p *part) {
 	if p.class != piece {
 		return
@@ -239,7 +239,8 @@ func (e *Engine) composeNext(now time.Time) {
 	}
 }
 
-// share is how many rounds of a step leave as many for each of the other stages. waiting rounds are in the queue.
+// share returns how many rounds a step may take so that as many are left for each other stage. waiting: rounds in
+// the queue.
 func (e *Engine) share(waiting int, now time.Time) int {
 	running := 0
 	for _, s := range e.streams {

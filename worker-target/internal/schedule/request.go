@@ -11,9 +11,9 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
-// Request is what the order of prompts depends on.
+// Request holds the properties that decide the order of prompts.
 type Request struct {
-	Key      uint64 // who asks: keys are served alike
+	Key      uint64 // of the client: keys get equal service
 	Priority int    // higher first
 	Prompt   int    // tokens of the prompt, 0 = not known
 }
@@ -79,18 +79,18 @@ func (p *part) priority() int {
 }
 
 const (
-	// ageing is the share of the rows that the machine could have read while a request waited that are taken off what
-	// it has left to read. A request that takes T alone waits for shorter ones for at most T/ageing. 0 would let short
-	// prompts starve long ones, 1 is nearly the order of arrival. In the mix of TestPromptOrder, on a machine that is
-	// busy for 70 % of the time, first tokens take on average (p99) 518 ms (6.3 s) with 0, 588 ms (5.8 s) with 0.25,
-	// 755 ms (5.0 s) with 0.5, 928 ms (4.0 s) with 1, and 807 ms (7.1 s) in turns; 0.25 is better than turns in both at
-	// 50 % and 85 %, too.
+	// ageing is the credit for waiting: this share of the rows that the machine could have read in that time is
+	// subtracted from the rows that the request has left to read. A request that takes T alone waits for shorter ones
+	// for at most T/ageing. 0 would let short prompts starve long ones, 1 is nearly the order of arrival. In the mix of
+	// TestPromptOrder, on a machine that is busy for 70 % of the time, first tokens take on average (p99) 518 ms (6.3
+	// s) with 0, 588 ms (5.8 s) with 0.25, 755 ms (5.0 s) with 0.5, 928 ms (4.0 s) with 1, and 807 ms (7.1 s) in turns;
+	// 0.25 is better than turns in both at 50 % and 85 %, too.
 	ageing = 0.25
 	// typicalPiece and typicalRate give the rows of a piece and, where its time is not known, the rows a second.
 	typicalPiece, typicalRate = 512, 1000
 )
 
-// remaining is what a piece's request has left to read, in rows, its wait taken off.
+// remaining returns the rows that a piece's request has left to read, minus the credit for its wait.
 func (e *Engine) remaining(p *part, now time.Time) float64 {
 	left, since := p.left(), p.came
 	if r := p.request; r != nil {
@@ -121,7 +121,7 @@ func (e *Engine) before(a, b *part, now time.Time) int {
 	return cmp.Compare(e.remaining(a, now), e.remaining(b, now))
 }
 
-// mostKeys bounds the keys whose service is remembered.
+// mostKeys bounds the keys whose service is stored.
 const mostKeys = 1024
 
 // keys holds the virtual time up to which each key was served, in rows. Guarded by Engine.mu.
@@ -130,7 +130,8 @@ type keys struct {
 	all map[uint64]float64
 }
 
-// enter notes that a key has a piece waiting. One that had none begins where the others are: nobody saves up service.
+// enter notes that a key has a piece waiting. A key that had none begins where the others are, so no key saves
+// up service.
 func (k *keys) enter(key uint64, queue []*part) {
 	for _, p := range queue {
 		if p.class == piece && p.key() == key {

@@ -31,7 +31,7 @@ type Options struct {
 	turns       bool // prompts of a key are read in turns, not the shortest first: for comparison
 }
 
-// Engine is an engine whose Steps may be called by many goroutines and are put together. Everything else goes through.
+// Engine joins the Steps that many goroutines call. All other calls go to the engine unchanged.
 type Engine struct {
 	engine.Target
 	options Options
@@ -71,7 +71,7 @@ type flight struct {
 type class uint8
 
 const (
-	round class = iota // runs whole, joined with others where that gains
+	round class = iota // runs whole, joined with others where that saves time
 	piece              // committed rows of a prompt or of a replay, which may be cut
 	solo               // runs alone
 )
@@ -217,7 +217,7 @@ func (e *Engine) run(leader *part) {
 	}
 }
 
-// end tells a part's goroutine that the part is over. The caller holds mu.
+// end wakes a part's goroutine: the part is over. The caller holds mu.
 func (e *Engine) end(p, leader *part) {
 	p.over = true
 	if p != leader {
@@ -276,7 +276,7 @@ func (e *Engine) runCuts(f *flight, cuts []cut, passed func()) error {
 		p.step.Passed = nil
 		return err
 	}
-	// Whoever gives up does not take the others with him: the step is short.
+	// A request that is cancelled does not cancel the others: the step is short.
 	ctx := cuts[0].p.ctx
 	if len(cuts) > 1 {
 		ctx = context.WithoutCancel(ctx)

@@ -6,7 +6,7 @@ import (
 	"github.com/tandem-inference/tandem/services/engine"
 )
 
-// splitter deals a joint result to its cuts, in order.
+// splitter distributes a joint result to its cuts, in order.
 type splitter struct {
 	from     *engine.StepResult
 	rows     []engine.Row
@@ -48,7 +48,7 @@ func wanting(rows []engine.Row, want uint32) (n int) {
 	return n
 }
 
-// wants is what any of the rows want.
+// wants returns the union of the rows' wants.
 func wants(rows []engine.Row) (want uint32) {
 	for i := range rows {
 		want |= rows[i].Want
@@ -115,8 +115,8 @@ func filled[T any](list []T, n int, want uint32, value T) []T {
 	return list
 }
 
-// deal copies the values of a cut's rows, from row on. What the engine did not give although it was wanted is missing
-// in the part's result too.
+// deal copies the values of a cut's rows, from row on. Values that were requested but that the engine did not return
+// are missing in the part's result too.
 func deal[T any](to *[]T, from []T, c cut, row int, want uint32) {
 	switch {
 	case want == 0:

@@ -7,10 +7,11 @@ import (
 )
 
 const (
-	// recentSteps is how long after its last step a stream is still expected to want another one soon.
+	// recentSteps: a stream is expected to step again soon if it stepped within the last 4 steps. Raising it waits for
+	// more streams that do not come.
 	recentSteps = 4
-	// maxWaitShare is the share of a step's time up to which the mean pause between a stream's steps is waited out for the
-	// steps of others: who comes too late waits for a whole step.
+	// maxWaitShare: a step waits for other streams if their mean pause is at most this share of a step's time. A stream
+	// that comes later waits for a whole step anyway.
 	maxWaitShare = 0.6
 	// maxWait bounds the wait.
 	maxWait = 3 * time.Millisecond
@@ -19,18 +20,18 @@ const (
 	// gapSteps and LeastGap give the longest gap between two tokens of a stream where none is set.
 	gapSteps = 4
 	LeastGap = 50 * time.Millisecond
-	// streamMemory is how long after its last step a stream counts as running: longer than the longest wait for a draft,
-	// short enough that a reader who does not read slows down no prompt for long.
+	// streamMemory is how long after its last step a stream counts as running: longer than the longest wait for a
+	// draft, short enough that a client which does not read does not slow prompts down for long.
 	streamMemory = time.Second
-	// pauseShare is the part of the gap that a stream's own pause may use up: what it waits longer for its draft or its
-	// reader is not for prompts to make up for.
+	// pauseShare is the part of the gap that a stream's own pause may use up: prompts do not make up for a longer wait
+	// for its draft or its reader.
 	pauseShare = 0.25
 )
 
 // streams holds those sequences that have chosen a token.
 type streams map[engine.Sequence]stream
 
-// stream is what is known of a running stream.
+// stream holds the measurements of a running stream.
 type stream struct {
 	step  uint64 // the number of its last step
 	ended time.Time
@@ -73,7 +74,7 @@ func (e *Engine) room(now time.Time) (room time.Duration, bounded bool) {
 			limit(&s, c.p.came, 0)
 		}
 	}
-	// Rounds that do not gain run one after the other.
+	// Rounds that are not joined run one after the other.
 	after := time.Duration(0)
 	for _, p := range e.queue.Waiting {
 		if p.class == round {
@@ -146,8 +147,8 @@ func (e *Engine) observePause(p *part) {
 	e.pause += time.Duration(follow * float64(min(pause, 4*e.pause+time.Microsecond)-e.pause))
 }
 
-// await gives streams that had steps a moment ago the time to come, where a step with them is better than one without:
-// because rows gain, or because the step is going to be a long one.
+// await waits for streams that had steps a moment ago, where a step with them is better than one without: because
+// joining rows saves time, or because the step will be long.
 func (e *Engine) await(p *part) {
 	e.mu.Lock()
 	limit := min(2*e.pause, maxWait)

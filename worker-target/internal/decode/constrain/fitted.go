@@ -8,7 +8,8 @@ import (
 )
 
 const (
-	// maxAdded nodes hold text that a grammar leaves no choice about. They cost rows and are nearly always accepted.
+	// maxAdded bounds the nodes of text for which a grammar leaves no choice. They cost rows and are nearly
+	// always accepted.
 	maxAdded = 24
 	// likely is the cumulative log-probability of a path from which it is worth going on.
 	likely = -1.5
@@ -88,7 +89,7 @@ func (f *fitted) force(c *constraint.Constraint, t *ddtree.Tree, node int32, row
 	return node
 }
 
-// guess adds the text that the grammar leaves no choice about below node, up to rows rows.
+// guess adds the text for which the grammar leaves no choice below node, up to rows rows.
 func (f *fitted) guess(c *constraint.Constraint, t *ddtree.Tree, node int32, rows int) {
 	f.tokens = c.Continuation(f.states[node], f.tokens[:0], rows-t.Len())
 	for _, token := range f.tokens {

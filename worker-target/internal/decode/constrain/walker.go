@@ -1,7 +1,7 @@
 // Package constrain holds a request to its constraint: grammar, reasoning budget, banned tokens.
 //
 // A Walker follows the constraint along the output. In a round it first fits the draft tree: nodes that the constraint
-// forbids are cut off, and tokens that it leaves no choice about are added. Then each row gets the mask of the state
+// forbids are cut off, and tokens for which it leaves no choice are added. Then each row gets the mask of the state
 // after its own path. After the step the walker follows the target's choices down the tree and may replace each of them
 // by a forced token.
 package constrain
@@ -25,8 +25,8 @@ type Walker struct {
 	masks      masks
 }
 
-// Start begins a request under c, nil for none. guess allows adding text that the grammar leaves no choice about to
-// trees: it may be cut into other tokens than the target cuts it into.
+// Start begins a request under c, nil for none. guess allows adding text for which the grammar leaves no choice to
+// trees: it may be cut into other tokens than the target's.
 func (w *Walker) Start(c *constraint.Constraint, guess bool) {
 	*w = Walker{constraint: c, guess: guess, chosen: -1, fitted: w.fitted, masks: w.masks}
 	if c != nil {
@@ -66,7 +66,7 @@ func certain(c *constraint.Constraint, state constraint.State) (token int32, aft
 	return c.Due(state)
 }
 
-// Sampling reports whether what follows a known token depends on what would have been sampled in its place.
+// Sampling reports whether the state after a known token depends on the token that would have been sampled there.
 func (w *Walker) Sampling(token int32) bool {
 	return w.constraint != nil && w.constraint.Open(w.state, token)
 }

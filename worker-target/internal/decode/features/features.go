@@ -1,8 +1,8 @@
-// Package features feeds a request's ring of features, from which its draft is sent what the target computed.
+// Package features fills a request's ring of features, from which its draft receives the target's results.
 //
 // Features of rounds that ask a draft come with the round's result. Those of plain steps are not needed before the next
-// question, which may be far off. They stay in the engine, which fuses many rows for a fraction of what it takes to
-// fuse each alone. They are read in one piece when enough are there or a question is asked:
+// question, which may be far off. They stay in the engine, which fuses many rows together at a fraction of the cost of
+// single rows. They are read in one piece when there are enough, or when a question is asked:
 //
 //	the round                      features of its rows          rows that the engine keeps
 //	waits for a proposal           with the result               read by the same step
@@ -54,7 +54,7 @@ func (f *Feed) Reset(widest int) { f.reader, f.widest = nil, widest }
 
 // Start fills the ring with the rows of features that were stored with the state of a sequence of length positions, nil
 // if there are none, for those that follow; context positions are known by now. Of a long prompt only the newest rows
-// could be sent again: what is not kept is not captured either.
+// could be sent again, so only these are captured.
 func (f *Feed) Start(capture *drafts.Capture, length, context int, stored *prefix.Rows) *drafts.Ring {
 	f.encoding, f.width = capture.Encoding, capture.Width
 	first := max(length, context-f.capacity)
@@ -96,7 +96,7 @@ func (f *Feed) WantKnown(position int) uint32 {
 	return engine.WantFeatures
 }
 
-// BeginRound prepares the step of a round of so many rows and returns how many rows of features it is to read from the
+// BeginRound prepares the step of a round of so many rows and returns how many rows of features it must read from the
 // engine. Where one step cannot return them beside those of its own rows, they are read here. asked reports whether the
 // round has asked its draft.
 func (f *Feed) BeginRound(ctx context.Context, seq *sequence.Sequence, rows int, asked bool) (kept int, err error) {
@@ -156,7 +156,7 @@ func (f *Feed) Take(data []byte, path []int32) {
 	f.reader.Fed()
 }
 
-// TakeRows adds rows of known tokens to the ring, those of a step that others followed before it ended.
+// TakeRows adds rows of known tokens to the ring, of a step that later steps followed before it ended.
 func (f *Feed) TakeRows(data []byte, rows int) {
 	if f.reader == nil || rows == 0 {
 		return
@@ -183,8 +183,8 @@ func (f *Feed) CatchUp(ctx context.Context, seq *sequence.Sequence) error {
 	return nil
 }
 
-// Settle reads what the engine keeps, for it is no part of a state that is stored. The step that is put together reads
-// it no more.
+// Settle reads the rows that the engine keeps, because a stored state does not contain them. The step that is being
+// built then no longer reads them.
 func (f *Feed) Settle(ctx context.Context, seq *sequence.Sequence) error {
 	if f.missing(seq) > 0 { // none while a long prompt is read, whose first rows are not captured
 		if err := f.CatchUp(ctx, seq); err != nil {

@@ -1,9 +1,10 @@
-// Package reuse decides what one request takes from the prefix cache and what it leaves there.
+// Package reuse decides which states one request restores from the prefix cache and which it saves there.
 //
-// Looked up is the longest state that the prompt begins with, one token at least left to read. Where prompts have bits
-// of their own it must end at a border of this prompt (package piece); elsewhere every cut has the same bits.
+// The look-up is for the longest state that the prompt begins with, which leaves at least one token to read. Where
+// prompts have bits of their own it must end at a border of this prompt (package piece); elsewhere every cut has the
+// same bits.
 //
-// Saved are, of the borders that the request reads:
+// Of the borders that the request reads, these are saved:
 //
 //	system    the end of the first message: system text and tools, which sessions share
 //	turn      the end of the message before the last one: where an edited or another question branches off
@@ -16,9 +17,9 @@
 //
 // Of these system, turn, last, hints, answer and interval are written to disk, if the cache does that.
 //
-// Making a state takes time that the request waits for: a model with recurrent states of 150 MB on a card takes as long
-// as reading a thousand tokens. So the measured time of a save is held against that of the tokens read since the one
-// before (worth), in which thinned and newest are left out first.
+// The request waits while a state is made: with recurrent states of 150 MB on a card that takes as long as reading a
+// thousand tokens. So the measured time of a save is compared with that of the tokens read since the one before
+// (worth), and thinned and newest are left out first.
 package reuse
 
 import (
@@ -32,7 +33,7 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/prefix"
 )
 
-// Request is what a request says about reuse. The zero value looks up and saves.
+// Request holds a request's settings of reuse. The zero value looks up and saves.
 type Request struct {
 	Space string  // states are shared with requests of the same one
 	Hints []int32 // positions in the prompt whose states may be asked for
@@ -62,7 +63,7 @@ const (
 	All = System | Turn | Last | Thinned | Hints | Newest | Answer | Interval
 )
 
-// Cache is what is used of the prefix cache; *prefix.Cache implements it.
+// Cache is the used part of the prefix cache; *prefix.Cache implements it.
 type Cache interface {
 	Find(ctx context.Context, space string, tokens []int32, fits func(length int) bool) *prefix.Entry
 	Fetch(ctx context.Context, best *prefix.Entry, space string, tokens []int32, fits func(length int) bool,
@@ -179,8 +180,8 @@ func (r *Reuse) Restore(ctx context.Context, s engine.Sequence) (int, error) {
 	return length, nil
 }
 
-// Again restores the longest state that fits and has at most length tokens of the prompt into an empty sequence of a
-// request that had to give up its own, and returns its length, 0 if there is none.
+// Again is Restore for a request that had to give up its sequence: it restores the longest state that fits and has at
+// most length tokens of the prompt, and returns its length, 0 if there is none.
 func (r *Reuse) Again(ctx context.Context, s engine.Sequence, length int) (int, error) {
 	if !r.On() {
 		return 0, nil
@@ -263,11 +264,12 @@ const (
 	mostShare = 0.1
 	// mostMust is that of states that the next turn is likely to ask for.
 	mostMust = 1.0
-	// negligible is a save that costs a request nothing to speak of.
+	// negligible is the time of a save that hardly delays a request.
 	negligible = 5 * time.Millisecond
-	// trials are the saves after which their cost is known. One that another process held up says little.
+	// trials are the saves after which their cost is known. A single save may be delayed by another process.
 	trials = 4
-	// forget is how much of the least cost is added with every save, so that a better past is forgotten.
+	// forget is the share of the least cost that is added with every save, so that faster saves of the past lose
+	// their weight.
 	forget = 0.1
 )
 
@@ -281,7 +283,7 @@ func (r *Reuse) worth(must bool) bool {
 	return r.free || r.saves < trials || r.cost <= negligible || float64(r.cost) <= share*float64(time.Since(r.mark))
 }
 
-// Answers reports whether the state after the answer is worth committing its path for.
+// Answers reports whether committing the path for the state after the answer is worth its cost.
 func (r *Reuse) Answers() bool { return r.On() && r.free && r.classes&Answer != 0 }
 
 // Answer saves the state of a sequence that holds text, the prompt and what was generated.

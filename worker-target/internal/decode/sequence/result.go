@@ -16,7 +16,7 @@ type Result struct {
 	wall time.Duration
 }
 
-// run runs a step and holds the engine to its contract where a breach would be a crash or a wrong token.
+// run runs a step and checks the engine's results where a breach of its contract would cause a crash or a wrong token.
 func (r *Result) run(ctx context.Context, e engine.Target, step *engine.Step, vocab int) error {
 	r.rows = step.Rows
 	start := time.Now()

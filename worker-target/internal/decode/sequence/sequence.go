@@ -102,8 +102,8 @@ func (s *Sequence) commit(ctx context.Context, path []int32) error {
 	return s.engine.Step(ctx, &step, &s.read)
 }
 
-// Settle commits what is pending by a step without rows, so that the sequence's state is all in the engine. What the
-// step that is put together was to commit, it commits no more.
+// Settle commits what is pending by a step without rows, so that the sequence's state is all in the engine. The step
+// that is being built then no longer commits it.
 func (s *Sequence) Settle(ctx context.Context) error {
 	if !s.built {
 		return s.Commit(ctx)
@@ -127,8 +127,7 @@ func (s *Sequence) DropKept() int {
 	return int(n)
 }
 
-// Read commits known tokens from a position on, of which nothing is wanted. It leaves the step that is put together as
-// it is.
+// Read commits known tokens from a position on, without any results. It does not change the step that is being built.
 func (s *Sequence) Read(ctx context.Context, kind engine.GroupKind, tokens []int32, at int) error {
 	s.known = s.known[:0]
 	for i, token := range tokens {

@@ -26,7 +26,7 @@ type exchange struct {
 	shortest, longest time.Duration // deadlines
 }
 
-// newExchange returns one with what is the same for all requests; d is nil when the worker uses no drafts.
+// newExchange returns one with the settings of all requests; d is nil when the worker uses no drafts.
 func newExchange(d Drafts, shortest, longest time.Duration) exchange {
 	return exchange{drafts: d, shortest: shortest, longest: longest}
 }
@@ -44,7 +44,7 @@ func (e *exchange) capture() *drafts.Capture {
 	return e.drafts.Capture()
 }
 
-// open gives the request a draft.
+// open adds a draft to the request.
 func (e *exchange) open(ctx context.Context, id string, ring *drafts.Ring, capture *drafts.Capture, vocab int,
 	held bool) Drafter {
 	e.link = e.drafts.Open(ctx, id, ring, capture, vocab, held)
@@ -78,7 +78,8 @@ func (e *exchange) missing() {
 }
 
 // deadline of a proposal. The first of a request has the prompt's features to catch up with and gets the longest one.
-// After a loss there are features to send again, but the draft may as well be hung: some more than usual, not all.
+// After a loss features must be sent again, but the draft may also hang: such a proposal gets somewhat more than the
+// usual time, not the longest.
 func (e *exchange) deadline(model *auto.Model, block int) time.Duration {
 	switch {
 	case e.warm:

@@ -5,7 +5,7 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 )
 
-// Request is what the speculation of a request depends on.
+// Request holds the properties of a request that speculation depends on.
 type Request struct {
 	ID          string
 	Prompt      []int32
@@ -20,7 +20,7 @@ type Request struct {
 	Rows        int // the most rows of a step
 }
 
-// At is where a request stands between two steps.
+// At is a request's position between two steps.
 type At struct {
 	Anchor int32 // the newest token, not in the sequence yet
 	Length int   // positions in the sequence

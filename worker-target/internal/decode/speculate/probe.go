@@ -7,8 +7,8 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 )
 
-// probe is a proposal that was asked for and is not waited for. Decoding goes on plainly, and what it chooses shows
-// what the proposal is worth; what is left of one that is right so far is verified.
+// probe is a proposal that was asked for and is not waited for. Plain decoding continues, and its tokens show how much
+// of the proposal is right; the rest of a proposal that is right so far is verified.
 type probe struct {
 	active  bool
 	plan    auto.Plan
@@ -30,7 +30,7 @@ func (p *probe) running() bool { return p.active }
 // verifies reports whether the round verifies the rest of the probe's proposal.
 func (p *probe) verifies() bool { return p.active && p.rest }
 
-// start begins a probe as plan wants it.
+// start begins the probe of a plan.
 func (p *probe) start(plan auto.Plan, limit time.Duration) {
 	p.active, p.rest, p.plan, p.askedAt, p.limit, p.chosen = true, false, plan, time.Now(), limit, p.chosen[:0]
 }
@@ -107,7 +107,7 @@ func (p *probe) decide(policy *auto.Policy, nodes int, path []int32, added bool,
 	p.end(policy, &p.chain, min(p.matched+nodes, len(p.path)), length)
 }
 
-// end teaches the policy what the probe brought: how many nodes of chain were compared with choices of the target.
+// end reports the probe's result to the policy: how many nodes of chain were compared with choices of the target.
 func (p *probe) end(policy *auto.Policy, chain *ddtree.Tree, tested, length int) {
 	p.active, p.rest = false, false
 	policy.Probed(chain, tested, p.path, length)

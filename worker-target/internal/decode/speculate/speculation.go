@@ -60,7 +60,7 @@ func (s *Speculation) Capture(left int) *drafts.Capture {
 	return s.exchange.capture()
 }
 
-// Attach gives the request a draft that reads ring, and returns it.
+// Attach adds a draft that reads ring to the request, and returns it.
 func (s *Speculation) Attach(ctx context.Context, ring *drafts.Ring, capture *drafts.Capture, at At) Drafter {
 	held := s.planner.attach(capture.Block, at)
 	r := s.planner.request()
@@ -215,7 +215,7 @@ func (v *Verified) round(plan auto.Plan, rows int) auto.Round {
 	}
 }
 
-// Observe counts what the round brought and learns from it.
+// Observe counts the results of the round and updates the policy.
 func (s *Speculation) Observe(v *Verified) {
 	rows := s.tree.Len()
 	s.probe.choose(v.Tokens)
@@ -232,8 +232,8 @@ func (s *Speculation) Observe(v *Verified) {
 	}
 }
 
-// ObserveText learns what prompt lookup would have predicted of the newest tokens, which began at a length of so many
-// positions.
+// ObserveText updates the policy with what prompt lookup would have predicted of the newest tokens, which began at a
+// length of so many positions.
 func (s *Speculation) ObserveText(length int) {
 	if predictions := s.text.Predictions(); len(predictions) > 0 {
 		s.planner.learns().ObserveLookup(predictions, length)
@@ -254,8 +254,8 @@ func (s *Speculation) count(v *Verified, rows, extended, beyond int) {
 	}
 }
 
-// learn teaches the policy what a round of so many rows cost and brought. beyond is the number of nodes at the end of
-// the path that prompt lookup added to the draft's.
+// learn reports the cost and result of a round of so many rows to the policy. beyond is the number of nodes at the end
+// of the path that prompt lookup added to the draft's.
 func (s *Speculation) learn(v *Verified, rows, beyond int) {
 	plan := s.plan
 	if !s.exchange.waits() && !plan.Probe && (plan.Kind != auto.Lookup || rows == 1) {

@@ -1,8 +1,8 @@
 // Package text holds the text of one request, prompt and output, for prompt lookup: it proposes the tokens that
 // followed where the newest tokens stood before.
 //
-// What prompt lookup would have predicted is compared with every new token, whether it was used or not. So its
-// acceptance is learnt without trials.
+// Every new token is compared with prompt lookup's prediction, even if that was not used. So its acceptance is learnt
+// without trials.
 package text
 
 import (
