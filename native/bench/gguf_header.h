@@ -26,6 +26,10 @@ class GgufHeader {
     open_array(key, 5, values.size());
     for (const int32_t v : values) put(&keys_, v);
   }
+  void key_flags(const std::string& key, const std::vector<bool>& values) {
+    open_array(key, 7, values.size());
+    for (const bool v : values) put(&keys_, static_cast<uint8_t>(v ? 1 : 0));
+  }
   void key_texts(const std::string& key, const std::vector<std::string>& values) {
     open_array(key, 8, values.size());
     for (const std::string& v : values) text(&keys_, v);

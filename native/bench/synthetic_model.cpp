@@ -192,6 +192,10 @@ void write_keys(const SyntheticShape& s, GgufHeader* h) {
     u("dflash.block_size", 16);
     u("dflash.mask_token_id", 0);
     h->key_ints(a + "dflash.target_layer_ids", s.target_layers);
+    if (!s.sliding.empty()) {
+      u("attention.sliding_window", s.window);
+      h->key_flags(a + "attention.sliding_window_pattern", s.sliding);
+    }
   }
 }
 

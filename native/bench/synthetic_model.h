@@ -37,6 +37,8 @@ struct SyntheticShape {
   float rope_theta = 1e7f;
   int32_t context_length = 262144;
   std::vector<int32_t> target_layers;  // drafts: captured layers
+  std::vector<bool> sliding;           // drafts: layers with a window; empty: none
+  int32_t window = 0;                  // of those
 
   bool recurrent(int32_t layer) const { return delta_value_heads > 0 && (layer + 1) % 4 != 0; }
 };

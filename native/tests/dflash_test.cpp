@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/kv_type.h"
 #include "dflash_util.h"
 
 using namespace tnd;
@@ -108,6 +109,98 @@ TEST(appends_of_several_sequences) {
   std::vector<tnd_draft_request> r;
   for (size_t i = 0; i < kSequences; i++) r.push_back({sequences[i], 7, lengths[i], 8, 4, 1.0f});
   CHECK(same(joint.propose(r), alone.propose(r)));
+}
+
+// Sliding layers keep their window. Sequences that grow side by side take over each other's pages, and propose what one
+// proposes that is made anew: from its features, a fork, a snapshot, an export.
+TEST(sliding_layers_keep_a_window) {
+  for (const std::vector<bool>& sliding : {std::vector<bool>{true, false}, {true, true}}) {
+    Spec s;
+    s.window = 100;
+    s.sliding = sliding;
+    TempFile tables(table_file(s).bytes()), file(draft_file(s, 6).bytes());
+    constexpr int kSequences = 3, kRows = 1000, kBatch = 96;
+    Engine e(file.path, tables.path, kSequences + 1, 2048, 1, 8, kBatch),
+        fresh(file.path, tables.path, 1, 2048, 1, 8, kBatch);
+    CHECK_OK(e.status);
+    CHECK_OK(fresh.status);
+    if (!e.status.ok() || !fresh.status.ok()) return;
+    const auto stat = [](const Engine& of, const std::string& name) {
+      std::vector<tnd_stat> all;
+      of.role->memory(&all);
+      for (const tnd_stat& v : all) {
+        if (v.name == name) return static_cast<int64_t>(v.value);
+      }
+      return int64_t{-1};
+    };
+    const auto used = [&](const Engine& of) { return stat(of, "kv_pages") - stat(of, "kv_pages_free"); };
+    const int64_t window_pages = kv_pages(s.window - 1 + kKvPage - 1);
+    const auto most = [&](int32_t length) { return window_pages + (sliding[1] ? 0 : kv_pages(length)); };
+    std::vector<int32_t> sequences, lengths(kSequences, 0);
+    std::vector<std::vector<float>> features;
+    const int64_t raw = e.info.feature_raw;
+    for (int i = 0; i < kSequences; i++) {
+      sequences.push_back(e.sequence());
+      features.push_back(random_features(kRows, e.info.feature_raw, 60 + i));
+    }
+    const auto ask = [&](int32_t q, int32_t length) {
+      return tnd_draft_request{q, 5, length + 1, 8, 4, 1.0f};  // the features of one position are not known
+    };
+    test::Rng rng(7);
+    const int sizes[] = {1, 7, 64, 65, 96, 250, 400};
+    for (int call = 0; call < 12; call++) {
+      std::vector<tnd_feature_rows> pieces;
+      std::vector<tnd_draft_request> requests;
+      for (size_t i = 0; i < kSequences; i++) {
+        const int32_t n = std::min(sizes[rng.below(7)], kRows - lengths[i]);
+        pieces.push_back({sequences[i], lengths[i], n, TND_FEATURE_RAW_F32, features[i].data() + lengths[i] * raw});
+        lengths[i] += n;
+        requests.push_back(ask(sequences[i], lengths[i]));
+      }
+      CHECK_OK(e.role->append(pieces));
+      int64_t bound = 0;
+      for (const int32_t n : lengths) bound += most(n);
+      CHECK(used(e) <= bound);
+      const auto all = e.propose(requests);
+      for (size_t i = 0; i < kSequences; i++) {
+        const int32_t q = fresh.sequence();
+        CHECK_OK(fresh.append(q, 0, lengths[i], TND_FEATURE_RAW_F32, features[i].data()));
+        const auto one = fresh.propose({ask(q, lengths[i])});
+        const size_t per = one.ids.size();
+        CHECK(std::equal(one.ids.begin(), one.ids.end(), all.ids.begin() + static_cast<std::ptrdiff_t>(i * per)));
+        CHECK(std::memcmp(one.logprobs.data(), all.logprobs.data() + i * per, per * sizeof(float)) == 0);
+        CHECK(used(fresh) <= most(lengths[i]));
+        CHECK_OK(fresh.role->sequence_free(q));
+      }
+    }
+    const int32_t q = sequences[0], n = lengths[0];
+    REQUIRE(n > 600);
+    const auto expected = e.propose({ask(q, n)});
+    int32_t fork = -1, snapshot = -1;
+    CHECK_OK(e.role->sequence_fork(q, &fork));
+    CHECK(same(expected, e.propose({ask(fork, n)})));
+    CHECK_OK(e.role->snapshot_create(q, &snapshot));
+    uint64_t bytes = 0;
+    CHECK_OK(e.role->export_size(q, &bytes));
+    std::vector<uint8_t> state(bytes);
+    CHECK_OK(e.role->export_to(q, state.data(), bytes));
+    // A length whose window was released cannot be gone back to, one whose window is there can.
+    CHECK_EQ(e.role->sequence_truncate(q, n - 150).code(), TND_FAILED_PRECONDITION);
+    CHECK(same(expected, e.propose({ask(q, n)})));
+    CHECK_OK(e.role->sequence_truncate(q, n - (n + 1 - s.window) % kKvPage));
+    for (const int32_t other : sequences) CHECK_OK(e.role->sequence_free(other));
+    CHECK_OK(e.role->sequence_free(fork));
+    const int64_t kept = kv_pages(n) - (n + 1 - s.window) / kKvPage;  // of sliding layers
+    CHECK_EQ(used(e), kept + (sliding[1] ? 0 : kv_pages(n)));
+    CHECK_OK(e.role->snapshot_demote(snapshot));
+    CHECK_EQ(used(e), 0);
+    const int32_t a = e.sequence(), b = e.sequence();
+    CHECK_OK(e.role->snapshot_restore(snapshot, a));
+    CHECK_OK(e.role->import_from(b, state.data(), bytes));
+    CHECK(same(expected, e.propose({ask(a, n)})));
+    CHECK(same(expected, e.propose({ask(b, n)})));
+    CHECK_OK(e.role->snapshot_free(snapshot));
+  }
 }
 
 // Several requests in one call give the bits of single calls; shorter blocks fill less.

@@ -180,4 +180,31 @@ TEST(plans_of_24_gib) {
               (8 * 32768 - apart.fits + 6) / 7);
 }
 
+// The 27B drafter at 256K for one sequence: with four sliding layers of five, as that of Qwen3.6 has, and without.
+TEST(plans_of_drafts) {
+  std::unique_ptr<SyntheticModel> target, full, sliding;
+  SyntheticShape shape = dflash_27b_q8_0();
+  REQUIRE(SyntheticModel::make(qwen35_27b_q4_k_m(), 0, &target).ok());
+  REQUIRE(SyntheticModel::make(shape, 0, &full).ok());
+  shape.sliding = {true, true, true, true, false};
+  shape.window = 2048;
+  REQUIRE(SyntheticModel::make(shape, 0, &sliding).ok());
+  test::EngineOptions o;
+  o.tables = target->path();
+  o.max_batch_rows = 512;
+  o.max_sequences = 1;
+  o.cap = 1;
+  o.kv_type = 1;  // F16: 4,096 bytes a position and layer
+  for (const int32_t context : {32768, 262144}) {
+    o.max_context = context;
+    const Plan before = plan_of(*full, o), after = plan_of(*sliding, o);
+    const uint64_t layer = uint64_t{4096} * static_cast<uint64_t>(context + 64);  // the block begins a page
+    CHECK_EQ(before.parts.at("kv_bytes"), 5 * layer);
+    // The window's positions before the tip, the block, a piece that is appended, and pages that are partly used.
+    const uint64_t ring = uint64_t{4096} * ((2048 - 1 + 16 + 126 + 512 + 63) / 64 * 64);
+    CHECK_EQ(after.parts.at("kv_bytes"), layer + 4 * ring);
+    CHECK_EQ(before.total - after.total, 4 * (layer - ring));
+  }
+}
+
 TEST_MAIN()

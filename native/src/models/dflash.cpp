@@ -22,7 +22,7 @@ Status DflashModel::load(WeightLoader& w, WeightLoader& tables, int32_t vocab, A
   layers_.resize(static_cast<size_t>(d.n_layers));
   for (int32_t i = 0; i < d.n_layers; ++i) {
     const std::string prefix = "blk." + std::to_string(i) + ".";
-    TND_TRY(layers_[i].attention.load(w, backend_, d, prefix, limits.kv, &ws_));
+    TND_TRY(layers_[i].attention.load(w, backend_, d, prefix, p_.sliding[i] ? limits.sliding_kv : limits.kv, &ws_));
     TND_TRY(layers_[i].mlp.load(w, backend_, d, prefix, "ffn_norm.weight", &ws_));
   }
   TND_TRY(tables.matrix("token_embd.weight", d.hidden, vocab, &embedding_));
@@ -127,23 +127,27 @@ void DflashModel::append(const KvCache* caches, std::span<const DflashRows> piec
   backend_.matmul(products_, *ws_.acts, n);
   timer.mark(Counter::kMatmulNs);
 
-  full_rows_.assign(static_cast<size_t>(n), AttentionRowPlan());
-  groups_.clear();
+  for (View* view : {&full_, &sliding_}) {
+    view->rows.assign(static_cast<size_t>(n), AttentionRowPlan());
+    view->groups.clear();
+  }
   int32_t row = 0;
   for (const DflashRows& piece : pieces) {
-    groups_.push_back({row, piece.n});  // no row sees anything
+    for (View* view : {&full_, &sliding_}) view->groups.push_back({row, piece.n});  // no row sees anything
     for (int32_t i = 0; i < piece.n; ++i, ++row) {
-      full_rows_[row].slot = kv_slot(piece.pages, piece.position + i);
+      full_.rows[row].slot = kv_slot(piece.pages.full, piece.position + i);
+      sliding_.rows[row].slot = kv_slot(piece.pages.sliding, piece.position + i);
       angles_.fill(piece.position + i, &rope_host_[static_cast<size_t>(row) * d.rope_dims]);
     }
   }
   backend_.upload_rows(rope_, rope_host_.data(), n, d.rope_dims);
-  const AttentionPlan plan{groups_, full_rows_.data(), caches, rope_};
   for (size_t i = 0; i < layers_.size(); ++i) {
+    const View& view = p_.sliding[i] ? sliding_ : full_;
     AttentionIo io;
     io.k = ws_.wide + static_cast<int64_t>(2 * i) * room;
     io.v = io.k + room;
-    backend_.attention(layers_[i].attention.layer, static_cast<int>(i), plan, n, io, 0, nullptr);
+    backend_.attention(layers_[i].attention.layer, static_cast<int>(i), {view.groups, view.rows.data(), caches, rope_},
+                       n, io, 0, nullptr);
   }
   timer.mark(Counter::kAttentionNs);
 }
@@ -153,18 +157,13 @@ void DflashModel::plan_block(const DflashBlock& b, int32_t first_row) {
   for (int32_t j = 0; j < b.rows; ++j) {
     const int32_t row = first_row + j;
     tokens_[row] = j == 0 ? b.token : p_.mask_token;
-    slots_[row] = kv_slot(b.pages, b.length + j);
+    full_.slots[row] = kv_slot(b.pages.full, b.length + j);
+    sliding_.slots[row] = kv_slot(b.pages.sliding, b.length + j);
     angles_.fill(b.position + j, &rope_host_[static_cast<size_t>(row) * rope_dims]);
-    AttentionRowPlan plan;
-    plan.slot = slots_[row];
-    plan.past = b.length;
-    plan.tail = &slots_[first_row];
-    plan.n_tail = b.rows;
-    full_rows_[row] = plan;
+    full_.rows[row] = {full_.slots[row], 0, b.length, b.rows, &full_.slots[first_row]};
     // The window counts true positions; block rows are always inside it.
-    plan.first = std::clamp(b.position + j - (p_.window - 1), 0, b.length);
-    plan.n_tail = j + 1;
-    sliding_rows_[row] = plan;
+    const int32_t first = std::clamp(b.position + j - (p_.window - 1), 0, b.length);
+    sliding_.rows[row] = {sliding_.slots[row], first, b.length, j + 1, &sliding_.slots[first_row]};
     if (j == 0) continue;
     HeadRow h;
     h.row = row;
@@ -183,10 +182,11 @@ void DflashModel::propose(const KvCache* caches, std::span<const DflashBlock> bl
   for (const DflashBlock& b : blocks) rows += b.rows;
   backend_.begin_step(0, rows);
   tokens_.resize(static_cast<size_t>(rows));
-  slots_.resize(static_cast<size_t>(rows));
-  full_rows_.resize(static_cast<size_t>(rows));
-  sliding_rows_.resize(static_cast<size_t>(rows));
-  groups_.clear();
+  for (View* view : {&full_, &sliding_}) {
+    view->slots.resize(static_cast<size_t>(rows));
+    view->rows.resize(static_cast<size_t>(rows));
+    view->groups.clear();
+  }
   head_rows_.clear();
   int32_t first = 0;
   for (const DflashBlock& b : blocks) {
@@ -196,7 +196,8 @@ void DflashModel::propose(const KvCache* caches, std::span<const DflashBlock> bl
       head_rows_[i].top_ids += static_cast<int64_t>(i - heads) * stride;
       head_rows_[i].top_logprobs += static_cast<int64_t>(i - heads) * stride;
     }
-    groups_.push_back({first, b.rows, b.pages, b.n_pages, b.length});
+    full_.groups.push_back({first, b.rows, b.pages.full, b.n_pages, b.length});
+    sliding_.groups.push_back({first, b.rows, b.pages.sliding, b.n_pages, b.length});
     first += b.rows;
   }
   backend_.upload_rows(rope_, rope_host_.data(), rows, d.rope_dims);
@@ -205,9 +206,9 @@ void DflashModel::propose(const KvCache* caches, std::span<const DflashBlock> bl
 
   TargetStep full;
   full.rows = rows;
-  full.attention = {groups_, full_rows_.data(), caches, rope_};
+  full.attention = {full_.groups, full_.rows.data(), caches, rope_};
   TargetStep sliding = full;
-  sliding.attention.rows = sliding_rows_.data();
+  sliding.attention = {sliding_.groups, sliding_.rows.data(), caches, rope_};
   for (size_t i = 0; i < layers_.size(); ++i) {
     layers_[i].attention.forward(backend_, d, ws_, static_cast<int>(i), p_.sliding[i] ? sliding : full, timer);
     layers_[i].mlp.forward(backend_, d, ws_, rows, timer);

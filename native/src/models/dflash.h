@@ -2,7 +2,8 @@
 // features of every committed token as keys and values, and borrows the target's embedding table and head.
 //
 //   append, per committed position p:   c = N(W_fc feat[p]; hidden_norm)
-//     for each layer:                   K/V[p] = rope(headnorm(W_k c)), W_v c       (cached for ever)
+//     for each layer:                   K/V[p] = rope(headnorm(W_k c)), W_v c       (cached: of sliding layers the
+//                                                                                    newest W positions)
 //   propose, rows [anchor, MASK, ...] at positions n, n+1, ...:
 //     h = E[tokens]
 //     for each layer:                   h += W_o attend(q, [K; K_block], [V; V_block]);  h += mlp(h)
@@ -31,22 +32,29 @@ struct DflashLimits {
   int32_t block_rows = 0;   // widest propose over all requests
   int32_t append_rows = 0;  // widest piece of an append
   int32_t max_context = 0;
-  KvShape kv;         // of a layer's pool
-  int64_t pages = 0;  // most entries of the page tables of one propose
+  KvShape kv;          // of the pool of a layer that reads all positions
+  KvShape sliding_kv;  // of that of a sliding one
+  int64_t pages = 0;   // most entries of the page tables of one kind of layer in one propose
   int32_t max_top_k = 0;
+};
+
+// Pages of a sequence by kind of layer, host. Those of a kind that the draft does not have may be any.
+struct DflashPages {
+  const int32_t* full = nullptr;
+  const int32_t* sliding = nullptr;
 };
 
 // Feature rows of one sequence in an append.
 struct DflashRows {
-  const int32_t* pages = nullptr;  // host
-  int32_t position = 0, n = 0;     // the first row's, and how many
-  int32_t encoding = 0;  // TND_FEATURE_*: fused features are c already [n, hidden], others raw [n, feature_raw]
+  DflashPages pages;
+  int32_t position = 0, n = 0;  // the first row's, and how many
+  int32_t encoding = 0;         // TND_FEATURE_*: fused features are c already [n, hidden], others raw [n, feature_raw]
   const void* features = nullptr;  // host
 };
 
 // One block of a propose.
 struct DflashBlock {
-  const int32_t* pages = nullptr;  // host, up to the block's rows
+  DflashPages pages;  // up to the block's rows
   int32_t n_pages = 0;
   int32_t length = 0;    // cached positions
   int32_t token = 0;     // anchor
@@ -66,7 +74,7 @@ class DflashModel {
   // token_embd.weight and, unless tied, output.weight.
   Status load(WeightLoader& weights, WeightLoader& tables, int32_t vocab, Arena& arena, const DflashLimits& limits);
 
-  // append caches K/V of together at most append_rows positions in pages of the pool, caches host [layers]. The pieces
+  // append caches K/V of together at most append_rows positions in pages of the pools, caches host [layers]. The pieces
   // are all fused or all raw; those of more than kPromptRows rows have the contract of prompts and come first.
   void append(const KvCache* caches, std::span<const DflashRows> pieces, Stats* stats);
 
@@ -99,9 +107,14 @@ class DflashModel {
   // Plan of the current pass, reused.
   std::vector<float> rope_host_;
   std::vector<uint8_t> gathered_;
-  std::vector<int32_t> tokens_, slots_;
-  std::vector<AttentionRowPlan> full_rows_, sliding_rows_;
-  std::vector<AttentionGroupPlan> groups_;
+  std::vector<int32_t> tokens_;
+  // What the rows of a pass see and where they write in layers of a kind.
+  struct View {
+    std::vector<int32_t> slots;
+    std::vector<AttentionRowPlan> rows;
+    std::vector<AttentionGroupPlan> groups;
+  };
+  View full_, sliding_;
   std::vector<HeadRow> head_rows_;
   std::vector<Product> products_;
 };

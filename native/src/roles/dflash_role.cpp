@@ -1,8 +1,13 @@
 // The draft role: sequences of cached K/V, append and propose over DflashModel, snapshots and export.
 //
-// Payload of a sequence of n positions: per layer n rows of K [kv_heads, dim] then V [kv_heads, dim] in cache types.
+// Layers that read all positions and sliding ones have a pool each, and a sequence a page table for each: in that of
+// sliding layers it holds the newest positions alone.
+//
+// Payload of a sequence of n positions: per layer n rows of K [kv_heads, dim] then V [kv_heads, dim] in cache types, of
+// sliding layers those from the first page on that they read.
 // The identity of an export is a checksum over shapes and norms of the draft.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 
@@ -43,10 +48,12 @@ class DraftRole final : public DraftEngine {
   Status propose(std::span<const tnd_draft_request> requests, int32_t* ids, float* logprobs) override;
 
  private:
+  // The two kinds of layers. A kind without layers has a pool without memory.
+  enum Kind { kFull, kSliding, kKinds };
   struct Sequence {
     bool used = false;
     int32_t length = 0;
-    PageTable pages;  // of its positions
+    std::array<PageTable, kKinds> pages;  // of its positions
   };
 
   Status open_files(std::unique_ptr<DflashFile>* draft, std::unique_ptr<gguf::File>* tables);
@@ -56,22 +63,31 @@ class DraftRole final : public DraftEngine {
   uint64_t fingerprint(const DflashFile& draft) const;
   SavedParts parts(const Sequence& s, int32_t length) const;
   uint64_t available() const;
-  // need returns the pages that a call takes from the pool to write `rows` rows after the positions of a sequence,
-  // after it wrote to the sequences `before`.
-  int32_t need(const Sequence& s, int32_t rows, std::span<const int32_t> before) const;
+  bool has(Kind kind) const { return std::count(p_.sliding.begin(), p_.sliding.end(), kind == kSliding) > 0; }
+  // of_kinds returns the elements of the kinds that the draft has.
+  template <typename T>
+  std::span<T> of_kinds(std::array<T, kKinds>& all) const {
+    return std::span<T>(all).subspan(has(kFull) ? kFull : kSliding, has(kFull) && has(kSliding) ? kKinds : 1);
+  }
+  DflashPages places(const Sequence& s) const;
+  // resize gives a sequence the pages of its positions and of `rows` after them.
+  void resize(Sequence* s, int32_t rows);
+  // need returns the most pages of a kind that a call holds at a time, beyond those that a sequence has, to write
+  // `rows` rows after its positions, at most `most` in one pass, after it wrote to the sequences `before`.
+  int32_t need(Kind kind, const Sequence& s, int32_t rows, int32_t most, std::span<const int32_t> before) const;
   Status check_append(std::span<const tnd_feature_rows> pieces);
   // append_pass appends the cuts [from, end), together at most append_rows_ rows of one kind.
   void append_pass(size_t from, size_t end);
   Status no_pages(const char* what, int32_t index, const Sequence& s, int32_t needed, int32_t free) const;
-  // extend gives a sequence the pages for it; the page of its tip becomes its own.
+  // extend is resize, and the pages of the tip become the sequence's own. Returns whether one was copied.
   bool extend(Sequence* s, int32_t rows);
 
   OpenContext c_;
   DflashHParams p_;
   int32_t vocab_ = 0, append_rows_ = 0;
   KvPlan plan_;
-  KvShape kv_;
-  PagePool pool_;
+  KvShape kv_;  // types; capacity of the pool of full layers
+  std::array<PagePool, kKinds> pools_;
   std::unique_ptr<DflashModel> model_;
   Arena arena_;
   void* region_ = nullptr;
@@ -141,22 +157,33 @@ Status DraftRole::build(const DflashFile& draft, const gguf::File& tables, const
   const tnd_open_options& o = c_.options;
   WeightLoader weights(draft, *c_.backend, arena), head(tables, *c_.backend, arena);
   weights.on_loaded = head.on_loaded = [this](uint64_t bytes) { c_.progress(loaded_ += bytes, load_total_); };
-  kv_.capacity = pool_slots(plan, {.pending = p_.block});
+  // A sequence may be extended by append_rows_ at a time.
+  const KvReach reach[] = {{.pending = p_.block}, {p_.block, p_.window, plan.sequences * append_rows_}};
+  kv_.capacity = pool_slots(plan, reach[kFull]);
+  KvShape sliding = kv_;
+  sliding.capacity = pool_slots(plan, reach[kSliding]);
   DflashLimits limits;
   limits.block_rows = plan.sequences * p_.block;
   limits.append_rows = append_rows_;
   limits.max_context = plan.max_context;
   limits.pages = int64_t{plan.sequences} * table_pages(plan, p_.block);
   limits.kv = kv_;
+  limits.sliding_kv = sliding;
   limits.max_top_k = o.max_top_k;
   model_ = std::make_unique<DflashModel>(p_, *c_.backend);
   TND_TRY(model_->load(weights, head, vocab_, arena, limits));
   load_total_ = weights.file_bytes() + head.file_bytes();
   caches_.resize(static_cast<size_t>(p_.decoder.n_layers));
-  for (KvCache& cache : caches_) {
-    cache.k = arena.take(Purpose::kKv, c_.backend->kv_bytes(kv_, true));
-    cache.v = arena.take(Purpose::kKv, c_.backend->kv_bytes(kv_, false));
+  std::array<std::vector<KvCache>, kKinds> of_kind;
+  for (size_t i = 0; i < caches_.size(); ++i) {
+    const KvShape& shape = p_.sliding[i] ? sliding : kv_;
+    caches_[i].k = arena.take(Purpose::kKv, c_.backend->kv_bytes(shape, true));
+    caches_[i].v = arena.take(Purpose::kKv, c_.backend->kv_bytes(shape, false));
+    of_kind[p_.sliding[i] ? kSliding : kFull].push_back(caches_[i]);
   }
+  if (arena.measuring()) return Status();
+  if (has(kFull)) pools_[kFull].init(c_.backend, kv_, of_kind[kFull]);
+  if (has(kSliding)) pools_[kSliding].init(c_.backend, sliding, of_kind[kSliding], p_.window);
   return Status();
 }
 
@@ -173,7 +200,6 @@ Status DraftRole::plan_memory(const DflashFile& draft, const gguf::File& tables)
   loaded_ = 0;
   TND_TRY(build(draft, tables, plan_, arena_));
   if (arena_.total() != measure.total()) return Status(TND_INTERNAL, "memory plan of the draft changed while loading");
-  pool_.init(c_.backend, kv_, caches_);
   sequences_.assign(static_cast<size_t>(plan_.sequences), Sequence());
   return Status();
 }
@@ -192,7 +218,7 @@ Status DraftRole::open() {
   std::unique_ptr<gguf::File> tables;
   TND_TRY(open_files(&draft, &tables));
   TND_TRY(plan_memory(*draft, *tables));
-  saved_.init(c_.backend, &pool_,
+  saved_.init(c_.backend, of_kinds(pools_),
               {{'T', 'N', 'D', 'D', 'R', 'A', 'F', 'T'},
                "draft sequence",
                "draft",
@@ -252,7 +278,7 @@ Status DraftRole::sequence_create(int32_t* sequence) {
     if (sequences_[i].used) continue;
     sequences_[i].used = true;
     sequences_[i].length = 0;
-    PagePool::reserve(&sequences_[i].pages, table_pages(plan_, p_.block));
+    for (PageTable& pages : sequences_[i].pages) PagePool::reserve(&pages, table_pages(plan_, p_.block));
     *sequence = static_cast<int32_t>(i);
     return Status();
   }
@@ -265,7 +291,9 @@ Status DraftRole::sequence_fork(int32_t sequence, int32_t* fork) {
   TND_TRY(sequence_create(fork));
   Sequence& s = sequences_[static_cast<size_t>(*fork)];
   s.length = from->length;
-  pool_.share(from->pages, from->pages.count(), &s.pages);
+  for (const Kind kind : {kFull, kSliding}) {
+    pools_[kind].share(from->pages[kind], from->pages[kind].count(), &s.pages[kind]);
+  }
   return Status();
 }
 
@@ -273,7 +301,7 @@ Status DraftRole::sequence_free(int32_t sequence) {
   Sequence* s = nullptr;
   TND_TRY(find(sequence, &s));
   s->used = false;
-  pool_.resize(&s->pages, 0);
+  for (const Kind kind : {kFull, kSliding}) pools_[kind].resize(&s->pages[kind], 0);
   return Status();
 }
 
@@ -290,8 +318,13 @@ Status DraftRole::sequence_truncate(int32_t sequence, int32_t length) {
   if (length < 0 || length > s->length) {
     return errorf(TND_INVALID_ARGUMENT, "length %d of a sequence with %d positions", length, s->length);
   }
+  if (length > 0 && pools_[kSliding].first_page(length) < s->pages[kSliding].first()) {
+    return errorf(TND_FAILED_PRECONDITION,
+                  "length %d: sliding layers read page %d, the sequence keeps those from %d on", length,
+                  pools_[kSliding].first_page(length), s->pages[kSliding].first());
+  }
   s->length = length;
-  pool_.resize(&s->pages, kv_pages(length));
+  resize(s, 0);
   return Status();
 }
 
@@ -314,8 +347,13 @@ uint64_t DraftRole::fingerprint(const DflashFile& draft) const {
 
 SavedParts DraftRole::parts(const Sequence& s, int32_t length) const {
   SavedParts out;
-  for (const KvCache& cache : caches_) {
-    out.push_back({.cache = &cache, .pages = s.pages.places(), .n = static_cast<uint64_t>(length)});
+  for (size_t i = 0; i < caches_.size(); ++i) {
+    const Kind kind = p_.sliding[i] ? kSliding : kFull;
+    const int32_t first = pools_[kind].first_page(length);
+    out.push_back({.cache = &caches_[i],
+                   .pool = &pools_[kind],
+                   .pages = s.pages[kind].places() + first,
+                   .n = static_cast<uint64_t>(length - first * kKvPage)});
   }
   return out;
 }
@@ -328,14 +366,14 @@ uint64_t DraftRole::available() const {
 Status DraftRole::snapshot_create(int32_t sequence, int32_t* snapshot) {
   Sequence* s = nullptr;
   TND_TRY(find(sequence, &s));
-  return saved_.snapshot({}, s->pages, s->length, available(), snapshot);
+  return saved_.snapshot({}, of_kinds(s->pages), s->length, available(), snapshot);
 }
 
 Status DraftRole::snapshot_restore(int32_t snapshot, int32_t sequence) {
   Sequence* s = nullptr;
   TND_TRY(find(sequence, &s));
-  TND_TRY(saved_.check_restore(snapshot, s->pages, &s->length));
-  return saved_.restore(snapshot, {}, &s->pages);
+  TND_TRY(saved_.check_restore(snapshot, of_kinds(s->pages), &s->length));
+  return saved_.restore(snapshot, {}, of_kinds(s->pages));
 }
 
 Status DraftRole::snapshot_demote(int32_t snapshot) {
@@ -362,23 +400,44 @@ Status DraftRole::export_to(int32_t sequence, void* data, uint64_t bytes) {
 Status DraftRole::import_from(int32_t sequence, const void* data, uint64_t bytes) {
   Sequence* s = nullptr;
   TND_TRY(find(sequence, &s));
-  TND_TRY(saved_.check_import(data, bytes, [&](int32_t n) { return parts(*s, n); }, s->pages, &s->length));
-  pool_.resize(&s->pages, 0);  // pages of its own
-  pool_.resize(&s->pages, kv_pages(s->length));
+  TND_TRY(saved_.check_import(data, bytes, [&](int32_t n) { return parts(*s, n); }, of_kinds(s->pages), &s->length));
+  for (const Kind kind : {kFull, kSliding}) pools_[kind].resize(&s->pages[kind], 0);  // pages of its own
+  resize(s, 0);
   return saved_.import_from(data, parts(*s, s->length));
 }
 
-// Sequences before this one copy the page of their tip, too: the last one who holds it keeps it.
-int32_t DraftRole::need(const Sequence& s, int32_t rows, std::span<const int32_t> before) const {
-  const int32_t more = kv_pages(int64_t{s.length} + rows) - s.pages.count();
-  if (s.length % kKvPage == 0 || rows == 0) return more;
-  const int32_t page = s.pages.pages().back();
-  int32_t others = pool_.refs(page) - 1;
-  for (const int32_t sequence : before) {
-    const Sequence& other = sequences_[static_cast<size_t>(sequence)];
-    others -= other.length % kKvPage != 0 && other.pages.pages().back() == page ? 1 : 0;
+DflashPages DraftRole::places(const Sequence& s) const {
+  const PageTable& full = s.pages[has(kFull) ? kFull : kSliding];
+  const PageTable& sliding = s.pages[has(kSliding) ? kSliding : kFull];
+  return {full.places(), sliding.places()};
+}
+
+void DraftRole::resize(Sequence* s, int32_t rows) {
+  for (const Kind kind : {kFull, kSliding}) {
+    if (!has(kind)) continue;
+    pools_[kind].resize(&s->pages[kind], kv_pages(int64_t{s->length} + rows), pools_[kind].first_page(s->length));
   }
-  return more + (others > 0 ? 1 : 0);
+}
+
+// Sequences before this one copy the page of their tip, too: the last one who holds it keeps it. Of pages that slide out
+// of the window between two passes those that others hold free nothing.
+int32_t DraftRole::need(Kind kind, const Sequence& s, int32_t rows, int32_t most,
+                        std::span<const int32_t> before) const {
+  if (!has(kind) || rows == 0) return 0;
+  const PageTable& table = s.pages[kind];
+  int32_t more = kv_pages(int64_t{s.length} + rows) - table.count();
+  if (s.length % kKvPage != 0) {
+    const int32_t page = table.pages().back();
+    int32_t others = pools_[kind].refs(page) - 1;
+    for (const int32_t sequence : before) {
+      const Sequence& other = sequences_[static_cast<size_t>(sequence)];
+      others -= other.length % kKvPage != 0 && other.pages[kind].pages().back() == page ? 1 : 0;
+    }
+    more += others > 0 ? 1 : 0;
+  }
+  if (kind == kFull) return more;
+  const int32_t at_once = kv_pages(int64_t{p_.window} - 1 + most + kKvPage - 1);
+  return std::min(more, at_once - pools_[kind].released(table, 0));
 }
 
 Status DraftRole::no_pages(const char* what, int32_t index, const Sequence& s, int32_t needed, int32_t free) const {
@@ -390,8 +449,12 @@ Status DraftRole::no_pages(const char* what, int32_t index, const Sequence& s, i
 
 bool DraftRole::extend(Sequence* s, int32_t rows) {
   const int32_t tip = s->length / kKvPage;
-  const bool copied = s->length % kKvPage != 0 && rows > 0 && pool_.own(&s->pages, tip, s->length - tip * kKvPage);
-  pool_.resize(&s->pages, kv_pages(int64_t{s->length} + rows));
+  bool copied = false;
+  for (const Kind kind : {kFull, kSliding}) {
+    if (!has(kind) || s->length % kKvPage == 0 || rows == 0) continue;
+    copied |= pools_[kind].own(&s->pages[kind], tip, s->length - tip * kKvPage);
+  }
+  resize(s, rows);
   return copied;
 }
 
@@ -422,13 +485,15 @@ Status DraftRole::check_append(std::span<const tnd_feature_rows> pieces) {
     if (*more == 0 && r.n_rows > 0) written_.push_back(r.sequence);
     *more += r.n_rows;
   }
-  int32_t free = pool_.free();
-  for (size_t i = 0; i < written_.size(); ++i) {
-    const Sequence& s = sequences_[static_cast<size_t>(written_[i])];
-    const int32_t needed =
-        need(s, more_[static_cast<size_t>(written_[i])], std::span<const int32_t>(written_).first(i));
-    if (needed > free) return no_pages("sequence", written_[i], s, needed, free);
-    free -= needed;
+  for (const Kind kind : {kFull, kSliding}) {
+    int32_t free = pools_[kind].free();
+    for (size_t i = 0; i < written_.size(); ++i) {
+      const Sequence& s = sequences_[static_cast<size_t>(written_[i])];
+      const int32_t needed = need(kind, s, more_[static_cast<size_t>(written_[i])], append_rows_,
+                                  std::span<const int32_t>(written_).first(i));
+      if (needed > free) return no_pages("sequence", written_[i], s, needed, free);
+      free -= needed;
+    }
   }
   return Status();
 }
@@ -446,15 +511,12 @@ void DraftRole::append_pass(size_t from, size_t end) {
 Status DraftRole::append(std::span<const tnd_feature_rows> pieces) {
   const int64_t start = PhaseTimer::now();
   TND_TRY(check_append(pieces));
-  for (const int32_t sequence : written_) {
-    extend(&sequences_[static_cast<size_t>(sequence)], more_[static_cast<size_t>(sequence)]);
-  }
   cuts_.clear();
   int32_t total = 0, done = 0;
   for (const tnd_feature_rows& r : pieces) {
     const int64_t row_bytes =
         int64_t{fused_features(r.encoding) ? p_.decoder.hidden : p_.feature_raw} * (bf16_features(r.encoding) ? 2 : 4);
-    const int32_t* const pages = sequences_[static_cast<size_t>(r.sequence)].pages.places();
+    const DflashPages pages = places(sequences_[static_cast<size_t>(r.sequence)]);  // they stay where they are
     for (int32_t at = 0; at < r.n_rows; at += append_rows_) {
       cuts_.push_back({r.sequence,
                        {pages, r.position + at, std::min(r.n_rows - at, append_rows_), r.encoding,
@@ -464,10 +526,6 @@ Status DraftRole::append(std::span<const tnd_feature_rows> pieces) {
   }
   for (size_t from = 0; from < cuts_.size();) {
     if (c_.cancel->load(std::memory_order_relaxed)) {
-      for (const int32_t sequence : written_) {
-        Sequence& s = sequences_[static_cast<size_t>(sequence)];
-        pool_.resize(&s.pages, kv_pages(s.length));
-      }
       return errorf(TND_CANCELED, "cancelled after %d of %d positions", done, total);
     }
     const bool fused = fused_features(cuts_[from].rows.encoding);
@@ -476,14 +534,20 @@ Status DraftRole::append(std::span<const tnd_feature_rows> pieces) {
       rows += cuts_[end].rows.n;
       if (rows > append_rows_ || fused_features(cuts_[end].rows.encoding) != fused) break;
     }
+    for (size_t i = from; i < end; ++i) {
+      Sequence& s = sequences_[static_cast<size_t>(cuts_[i].sequence)];
+      extend(&s, cuts_[i].rows.position + cuts_[i].rows.n - s.length);
+    }
     append_pass(from, end);
     // A proposal comes next and is recorded while the device works on the last rows.
     TND_TRY(end < cuts_.size() ? c_.backend->sync() : c_.backend->start());
     for (; from < end; ++from) {
-      sequences_[static_cast<size_t>(cuts_[from].sequence)].length += cuts_[from].rows.n;
+      Sequence& s = sequences_[static_cast<size_t>(cuts_[from].sequence)];
+      s.length += cuts_[from].rows.n;
       done += cuts_[from].rows.n;
     }
   }
+  for (const int32_t sequence : written_) resize(&sequences_[static_cast<size_t>(sequence)], 0);
   c_.stats->add(Counter::kDraftAppends, static_cast<uint64_t>(total));
   c_.stats->add(Counter::kDraftNs, static_cast<uint64_t>(PhaseTimer::now() - start));
   return Status();
@@ -500,7 +564,7 @@ Status DraftRole::propose(std::span<const tnd_draft_request> requests, int32_t* 
   if (ids == nullptr || logprobs == nullptr) return Status(TND_INVALID_ARGUMENT, "ids or logprobs is missing");
   blocks_.clear();
   written_.clear();
-  int32_t needed = 0;
+  std::array<int32_t, kKinds> needed{};
   for (size_t i = 0; i < requests.size(); ++i) {
     const tnd_draft_request& r = requests[i];
     Sequence* s = nullptr;
@@ -527,9 +591,11 @@ Status DraftRole::propose(std::span<const tnd_draft_request> requests, int32_t* 
       return errorf(TND_INVALID_ARGUMENT, "request %d: position %d, must be %d (positions appended) to %d", n,
                     r.position, s->length, plan_.max_context);
     }
-    const int32_t free = pool_.free() - needed, more = need(*s, r.block, written_);
-    if (more > free) return no_pages("request", n, *s, more, free);
-    needed += more;
+    for (const Kind kind : {kFull, kSliding}) {
+      const int32_t free = pools_[kind].free() - needed[kind], more = need(kind, *s, r.block, r.block, written_);
+      if (more > free) return no_pages("request", n, *s, more, free);
+      needed[kind] += more;
+    }
     written_.push_back(r.sequence);
   }
   bool copied = false;
@@ -538,8 +604,8 @@ Status DraftRole::propose(std::span<const tnd_draft_request> requests, int32_t* 
     const int64_t at = static_cast<int64_t>(i) * per_request;
     Sequence& s = sequences_[static_cast<size_t>(r.sequence)];
     copied |= extend(&s, r.block);
-    blocks_.push_back({s.pages.places(), s.pages.count(), s.length, r.token, r.position, r.block, r.top_k,
-                       r.temperature, ids + at, logprobs + at});
+    blocks_.push_back({places(s), kv_pages(int64_t{s.length} + r.block), s.length, r.token, r.position, r.block,
+                       r.top_k, r.temperature, ids + at, logprobs + at});
   }
   if (copied) TND_TRY(c_.backend->start());  // context is older than the pass (AttentionGroupPlan::old)
   const int64_t total = static_cast<int64_t>(requests.size()) * per_request;
@@ -547,8 +613,7 @@ Status DraftRole::propose(std::span<const tnd_draft_request> requests, int32_t* 
   std::fill(logprobs, logprobs + total, -1.0f);
   model_->propose(caches_.data(), blocks_, stride, c_.stats);
   for (const tnd_draft_request& r : requests) {  // what the block wrote is not read again
-    Sequence& s = sequences_[static_cast<size_t>(r.sequence)];
-    pool_.resize(&s.pages, kv_pages(s.length));
+    resize(&sequences_[static_cast<size_t>(r.sequence)], 0);
   }
   TND_TRY(c_.backend->sync());
   c_.stats->add(Counter::kDraftProposals, requests.size());

@@ -5,9 +5,10 @@
 
 namespace tnd {
 
-void PagePool::init(Backend* backend, const KvShape& shape, std::vector<KvCache> layers) {
+void PagePool::init(Backend* backend, const KvShape& shape, std::vector<KvCache> layers, int32_t window) {
   backend_ = backend;
   shape_ = shape;
+  window_ = window;
   layers_ = std::move(layers);
   size_ = shape.capacity / kKvPage;
   layer_bytes_ = static_cast<uint64_t>(kKvPage) * backend->kv_row_bytes(shape);

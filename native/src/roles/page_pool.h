@@ -44,10 +44,14 @@ class PageTable {
 
 class PagePool {
  public:
-  // init takes the pool of every layer over; shape.capacity is the number of its slots. Nothing is held.
-  void init(Backend* backend, const KvShape& shape, std::vector<KvCache> layers);
+  // init takes the pool of every layer over; shape.capacity is the number of its slots. Nothing is held. window: newest
+  // positions that a row reads in these layers, 0 = all.
+  void init(Backend* backend, const KvShape& shape, std::vector<KvCache> layers, int32_t window = 0);
 
+  const KvShape& shape() const { return shape_; }
   const KvCache* layers() const { return layers_.data(); }
+  // first_page returns the first page of a sequence of `length` positions that a later row reads.
+  int32_t first_page(int64_t length) const { return kv_first_page(length, window_); }
   int32_t size() const { return size_; }
   int32_t free() const { return free_.load(std::memory_order_relaxed); }
   int32_t shared() const { return shared_.load(std::memory_order_relaxed); }  // held more than once
@@ -125,6 +129,7 @@ class PagePool {
 
   Backend* backend_ = nullptr;
   KvShape shape_;
+  int32_t window_ = 0;
   std::vector<KvCache> layers_;
   int32_t size_ = 0;
   uint64_t layer_bytes_ = 0, page_bytes_ = 0;

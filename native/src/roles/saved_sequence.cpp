@@ -1,5 +1,6 @@
 #include "roles/saved_sequence.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 
@@ -61,7 +62,7 @@ uint64_t SavedSequences::payload_bytes(const SavedParts& parts) const {
 void SavedSequences::write(const SavedParts& parts, uint8_t* out) const {
   for (const SavedPart& p : parts) {
     if (p.cache != nullptr) {
-      backend_->kv_export(id_.kv, *p.cache, p.pages, static_cast<int32_t>(p.n), out);
+      backend_->kv_export(p.pool->shape(), *p.cache, p.pages, static_cast<int32_t>(p.n), out);
     } else if (p.floats != nullptr) {
       backend_->download(reinterpret_cast<float*>(out), p.floats, static_cast<int64_t>(p.n));
     } else if (p.n > 0) {
@@ -74,7 +75,7 @@ void SavedSequences::write(const SavedParts& parts, uint8_t* out) const {
 void SavedSequences::read(const uint8_t* in, const SavedParts& parts) const {
   for (const SavedPart& p : parts) {
     if (p.cache != nullptr) {
-      backend_->kv_import(id_.kv, *p.cache, p.pages, static_cast<int32_t>(p.n), in);
+      backend_->kv_import(p.pool->shape(), *p.cache, p.pages, static_cast<int32_t>(p.n), in);
     } else if (p.floats != nullptr) {
       backend_->upload(p.floats, reinterpret_cast<const float*>(in), static_cast<int64_t>(p.n));
     } else if (p.n > 0) {
@@ -99,34 +100,64 @@ Status SavedSequences::find_any(int32_t handle, const Snapshot** out) const {
 }
 
 uint64_t SavedSequences::cap_bytes() const {
-  return backend_->host_memory() && id_.host_cap == 0 ? snapshot_bytes() + pool_->host_bytes() : 0;
+  return backend_->host_memory() && id_.host_cap == 0 ? snapshot_bytes() + demoted_bytes() : 0;
 }
 
 void SavedSequences::memory(std::vector<tnd_stat>* out) const {
+  uint64_t pages = 0, free = 0, shared = 0;
+  for (const PagePool& pool : pools_) {
+    pages += static_cast<uint64_t>(pool.size());
+    free += static_cast<uint64_t>(pool.free());
+    shared += static_cast<uint64_t>(pool.shared());
+  }
   add_stat(out, "snapshot_bytes", snapshot_bytes());
-  add_stat(out, "demoted_bytes", pool_->host_bytes());
-  add_stat(out, "kv_pages", static_cast<uint64_t>(pool_->size()));
-  add_stat(out, "kv_pages_free", static_cast<uint64_t>(pool_->free()));
-  add_stat(out, "kv_pages_shared", static_cast<uint64_t>(pool_->shared()));
+  add_stat(out, "demoted_bytes", demoted_bytes());
+  add_stat(out, "kv_pages", pages);
+  add_stat(out, "kv_pages_free", free);
+  add_stat(out, "kv_pages_shared", shared);
+}
+
+uint64_t SavedSequences::demoted_bytes() const {
+  uint64_t bytes = 0;
+  for (const PagePool& pool : pools_) bytes += pool.host_bytes();
+  return bytes;
+}
+
+// What trim can free.
+uint64_t SavedSequences::spare_bytes() const {
+  uint64_t bytes = 0;
+  for (const PagePool& pool : pools_) bytes += pool.spare_bytes();
+  return bytes;
+}
+
+void SavedSequences::trim(uint64_t bytes) {
+  for (PagePool& pool : pools_) {
+    const uint64_t before = pool.host_bytes();
+    pool.trim(bytes);
+    bytes -= std::min(bytes, before - pool.host_bytes());
+  }
 }
 
 // Host memory that snapshots may still take; left: of the memory cap.
 uint64_t SavedSequences::host_left(uint64_t left) const {
   if (id_.host_cap != 0) {
-    const uint64_t used = snapshot_bytes() + pool_->host_bytes();
+    const uint64_t used = snapshot_bytes() + demoted_bytes();
     return used < id_.host_cap ? id_.host_cap - used : 0;
   }
   return backend_->host_memory() ? left : UINT64_MAX;
 }
 
-Status SavedSequences::snapshot(const SavedParts& parts, const PageTable& table, int32_t length, uint64_t left,
-                                int32_t* handle) {
+Status SavedSequences::snapshot(const SavedParts& parts, std::span<const PageTable> tables, int32_t length,
+                                uint64_t left, int32_t* handle) {
   const uint64_t bytes = payload_bytes(parts);
   TND_TRY(check_room(bytes, length, left));
   Snapshot& s = *unused(handle);
   s.data.resize(bytes);
   s.length = length;
-  s.pages = pool_->keep(table.pages().first(static_cast<size_t>(kv_pages(length))), first_page(length));
+  for (size_t i = 0; i < pools_.size(); ++i) {
+    s.pages.push_back(
+        pools_[i].keep(tables[i].pages().first(static_cast<size_t>(kv_pages(length))), pools_[i].first_page(length)));
+  }
   write(parts, s.data.data());
   snapshot_bytes_.fetch_add(bytes);
   return backend_->sync();
@@ -136,13 +167,13 @@ Status SavedSequences::snapshot(const SavedParts& parts, const PageTable& table,
 Status SavedSequences::check_room(uint64_t bytes, int32_t length, uint64_t left) {
   const uint64_t available = host_left(left);
   if (bytes > available) {
-    const uint64_t spare = pool_->spare_bytes();
+    const uint64_t spare = spare_bytes();
     if (bytes - available > spare) {
       return errorf(TND_RESOURCE_EXHAUSTED,
                     "a snapshot of %d positions needs %llu bytes of host memory, %llu are left (%s)", length,
                     ull(bytes), ull(available + spare), id_.host_cap != 0 ? "host_cap_bytes" : "memory cap");
     }
-    pool_->trim(bytes - available);
+    trim(bytes - available);
   }
   return Status();
 }
@@ -156,21 +187,23 @@ SavedSequences::Snapshot* SavedSequences::unused(int32_t* handle) {
   return &snapshots_[at];
 }
 
-Status SavedSequences::check_restore(int32_t handle, const PageTable& to, int32_t* length) const {
+Status SavedSequences::check_restore(int32_t handle, std::span<const PageTable> to, int32_t* length) const {
   const Snapshot* s = nullptr;
   TND_TRY(find(handle, &s));
-  const int32_t need = pool_->missing(s->pages), free = pool_->free() + pool_->released(to, 0);
-  if (need > free) {
-    return errorf(TND_RESOURCE_EXHAUSTED, "snapshot %d: %d of its pages of %d positions left the pool, %d are free",
-                  handle, need, kKvPage, free);
+  for (size_t i = 0; i < pools_.size(); ++i) {
+    const int32_t need = pools_[i].missing(s->pages[i]), free = pools_[i].free() + pools_[i].released(to[i], 0);
+    if (need > free) {
+      return errorf(TND_RESOURCE_EXHAUSTED, "snapshot %d: %d of its pages of %d positions left the pool, %d are free",
+                    handle, need, kKvPage, free);
+    }
   }
   *length = s->length;
   return Status();
 }
 
-Status SavedSequences::restore(int32_t handle, const SavedParts& parts, PageTable* to) {
+Status SavedSequences::restore(int32_t handle, const SavedParts& parts, std::span<PageTable> to) {
   const Snapshot& s = snapshots_[static_cast<size_t>(handle)];
-  pool_->restore(s.pages, to);
+  for (size_t i = 0; i < pools_.size(); ++i) pools_[i].restore(s.pages[i], &to[i]);
   read(s.data.data(), parts);
   return backend_->sync();
 }
@@ -178,13 +211,18 @@ Status SavedSequences::restore(int32_t handle, const SavedParts& parts, PageTabl
 Status SavedSequences::demote(int32_t handle, uint64_t left) {
   const Snapshot* s = nullptr;
   TND_TRY(find(handle, &s));
-  return pool_->demote(s->pages, host_left(left));
+  for (size_t i = 0; i < pools_.size(); ++i) {
+    const uint64_t before = demoted_bytes();
+    TND_TRY(pools_[i].demote(s->pages[i], host_left(left)));
+    left -= std::min(left, demoted_bytes() - before);
+  }
+  return Status();
 }
 
 Status SavedSequences::free(int32_t handle) {
   const Snapshot* s = nullptr;
   TND_TRY(find_any(handle, &s));
-  pool_->drop(s->pages);
+  for (size_t i = 0; i < s->pages.size(); ++i) pools_[i].drop(s->pages[i]);
   snapshot_bytes_.fetch_sub(s->data.size());
   snapshots_[static_cast<size_t>(handle)] = Snapshot();
   return Status();
@@ -218,7 +256,7 @@ Status SavedSequences::export_to(const SavedParts& parts, int32_t length, void* 
 }
 
 Status SavedSequences::check_import(const void* data, uint64_t bytes,
-                                    const std::function<SavedParts(int32_t)>& parts_of, const PageTable& to,
+                                    const std::function<SavedParts(int32_t)>& parts_of, std::span<const PageTable> to,
                                     int32_t* length) const {
   ExportHeader h;
   if (data == nullptr || bytes < sizeof h) {
@@ -248,10 +286,13 @@ Status SavedSequences::check_import(const void* data, uint64_t bytes,
   if (h.length > id_.max_context) {
     return errorf(TND_RESOURCE_EXHAUSTED, "%d positions do not fit into max_context %d", h.length, id_.max_context);
   }
-  const int32_t free = pool_->free() + pool_->released(to, 0), needed = kv_pages(h.length) - first_page(h.length);
-  if (needed > free) {
-    return errorf(TND_RESOURCE_EXHAUSTED, "%d positions need %d pages of %d positions, %d are free (kv_positions)",
-                  h.length, needed, kKvPage, free);
+  for (size_t i = 0; i < pools_.size(); ++i) {
+    const int32_t free = pools_[i].free() + pools_[i].released(to[i], 0);
+    const int32_t needed = kv_pages(h.length) - pools_[i].first_page(h.length);
+    if (needed > free) {
+      return errorf(TND_RESOURCE_EXHAUSTED, "%d positions need %d pages of %d positions, %d are free (kv_positions)",
+                    h.length, needed, kKvPage, free);
+    }
   }
   if (crc32c(static_cast<const uint8_t*>(data) + sizeof h, h.payload_bytes) != h.payload_crc) {
     return errorf(TND_DATA_LOSS, "checksum of the payload is wrong");

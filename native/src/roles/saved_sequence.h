@@ -21,7 +21,8 @@ Status set_kv_types(const tnd_open_options& options, int32_t heads, int32_t dim,
 struct SavedPart {
   void* host = nullptr;            // n bytes
   float* floats = nullptr;         // backend [n]
-  const KvCache* cache = nullptr;  // n rows by pages
+  const KvCache* cache = nullptr;  // n rows by pages, of `pool`
+  const PagePool* pool = nullptr;
   const int32_t* pages = nullptr;  // as AttentionGroupPlan::pages
   uint64_t n = 0;
 };
@@ -35,25 +36,26 @@ class SavedSequences {
     const char* what;
     const char* whose;
     uint64_t fingerprint;
-    KvShape kv;
+    KvShape kv;  // types, and how large a row is
     int32_t max_context;
-    uint64_t host_cap;   // tnd_open_options.host_cap_bytes
-    int32_t window = 0;  // of the newest positions that a row reads, 0 = all: pages before them are not kept
+    uint64_t host_cap;  // tnd_open_options.host_cap_bytes
   };
-  void init(Backend* backend, PagePool* pool, const Identity& identity) {
-    backend_ = backend, pool_ = pool, id_ = identity;
+  // init: layers that keep different positions have a pool for each kind; a sequence has a page table for each pool.
+  void init(Backend* backend, std::span<PagePool> pools, const Identity& identity) {
+    backend_ = backend, pools_ = pools, id_ = identity;
   }
 
   uint64_t payload_bytes(const SavedParts& parts) const;
 
   // Snapshots. `left`: bytes that the memory cap leaves. restore copies to parts made for what check_restore says.
-  Status snapshot(const SavedParts& parts, const PageTable& table, int32_t length, uint64_t left, int32_t* handle);
-  Status check_restore(int32_t handle, const PageTable& to, int32_t* length) const;
-  Status restore(int32_t handle, const SavedParts& parts, PageTable* to);
+  Status snapshot(const SavedParts& parts, std::span<const PageTable> tables, int32_t length, uint64_t left,
+                  int32_t* handle);
+  Status check_restore(int32_t handle, std::span<const PageTable> to, int32_t* length) const;
+  Status restore(int32_t handle, const SavedParts& parts, std::span<PageTable> to);
   Status demote(int32_t handle, uint64_t left);
   Status free(int32_t handle);
 
-  // Snapshots in parts (snapshot_parts.cpp). `state`: bytes of the payload of a snapshot of layout.length positions.
+  // Snapshots in parts (snapshot_parts.cpp), where there is one pool. `state`: bytes of the payload of a snapshot of layout.length positions.
   Status describe(int32_t handle, tnd_snapshot_layout* layout) const;
   Status read_part(int32_t handle, int32_t part, uint64_t offset, void* data, uint64_t bytes, uint32_t* crc) const;
   Status begin(const tnd_snapshot_layout& layout, uint64_t state, uint64_t left, int32_t base, int32_t shared,
@@ -75,22 +77,20 @@ class SavedSequences {
   uint64_t export_bytes(const SavedParts& parts) const;
   Status export_to(const SavedParts& parts, int32_t length, void* data, uint64_t bytes);
   Status check_import(const void* data, uint64_t bytes, const std::function<SavedParts(int32_t)>& parts_of,
-                      const PageTable& to, int32_t* length) const;
+                      std::span<const PageTable> to, int32_t* length) const;
   Status import_from(const void* data, const SavedParts& parts);
 
  private:
   struct Snapshot {
     bool used = false;
     int32_t length = 0;
-    std::vector<uint8_t> data;  // payload
-    std::vector<int32_t> pages;
-    bool unfinished = false;  // it is being written, the next byte at `offset` of `part`
-    int32_t first_page = 0;   // the first that is written
+    std::vector<uint8_t> data;                // payload
+    std::vector<std::vector<int32_t>> pages;  // by pool
+    bool unfinished = false;                  // it is being written, the next byte at `offset` of `part`
+    int32_t first_page = 0;                   // the first that is written
     int32_t part = TND_PART_STATE;
     uint64_t offset = 0;
   };
-  // first_page returns the first page of a sequence of `length` positions that a later row reads.
-  int32_t first_page(int32_t length) const { return kv_first_page(length, id_.window); }
   // find_any finds unfinished ones, too.
   Status find_any(int32_t handle, const Snapshot** out) const;
   Status find(int32_t handle, const Snapshot** out) const;
@@ -99,11 +99,14 @@ class SavedSequences {
   tnd_snapshot_layout layout_of(int32_t length, uint64_t state) const;
   Status check_part(const Snapshot& s, int32_t part, uint64_t offset, uint64_t bytes) const;
   uint64_t host_left(uint64_t left) const;
+  uint64_t demoted_bytes() const;
+  uint64_t spare_bytes() const;
+  void trim(uint64_t bytes);
   void write(const SavedParts& parts, uint8_t* out) const;
   void read(const uint8_t* in, const SavedParts& parts) const;
 
   Backend* backend_ = nullptr;
-  PagePool* pool_ = nullptr;
+  std::span<PagePool> pools_;
   Identity id_{};
   std::vector<Snapshot> snapshots_;
   std::atomic<uint64_t> snapshot_bytes_{0};

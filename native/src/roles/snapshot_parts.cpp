@@ -22,8 +22,8 @@ tnd_snapshot_layout SavedSequences::layout_of(int32_t length, uint64_t state) co
   l.kv_type_k = id_.kv.k_type;
   l.kv_type_v = id_.kv.v_type;
   l.state_bytes = state;
-  l.page_bytes = pool_->page_bytes();
-  l.block_bytes = pool_->layer_bytes();
+  l.page_bytes = pools_[0].page_bytes();
+  l.block_bytes = pools_[0].layer_bytes();
   l.pages = kv_pages(length);
   return l;
 }
@@ -37,15 +37,15 @@ Status SavedSequences::describe(int32_t handle, tnd_snapshot_layout* layout) con
 
 // Compares a range of bytes with the part that it lies in.
 Status SavedSequences::check_part(const Snapshot& s, int32_t part, uint64_t offset, uint64_t bytes) const {
-  const int32_t pages = static_cast<int32_t>(s.pages.size());
+  const int32_t pages = static_cast<int32_t>(s.pages[0].size());
   if (part < TND_PART_STATE || part >= pages) {
     return errorf(TND_INVALID_ARGUMENT, "part is %d, the snapshot has %d pages", part, pages);
   }
-  const uint64_t size = part == TND_PART_STATE ? s.data.size() : pool_->page_bytes();
+  const uint64_t size = part == TND_PART_STATE ? s.data.size() : pools_[0].page_bytes();
   if (offset > size || bytes == 0 || bytes > size - offset) {
     return errorf(TND_INVALID_ARGUMENT, "bytes is %llu at offset %llu of %llu", ull(bytes), ull(offset), ull(size));
   }
-  const uint64_t block = pool_->layer_bytes();
+  const uint64_t block = pools_[0].layer_bytes();
   if (part != TND_PART_STATE && (offset % block != 0 || bytes % block != 0)) {
     return errorf(TND_INVALID_ARGUMENT, "bytes is %llu at offset %llu, must be whole blocks of %llu", ull(bytes),
                   ull(offset), ull(block));
@@ -61,10 +61,10 @@ Status SavedSequences::read_part(int32_t handle, int32_t part, uint64_t offset, 
   if (part == TND_PART_STATE) {
     std::memcpy(data, s->data.data() + offset, bytes);
   } else {
-    const uint64_t block = pool_->layer_bytes();
+    const uint64_t block = pools_[0].layer_bytes();
     const int32_t rows = std::min(kKvPage, s->length - part * kKvPage);
-    pool_->read(s->pages[static_cast<size_t>(part)], static_cast<int32_t>(offset / block),
-                static_cast<int32_t>(bytes / block), rows, static_cast<uint8_t*>(data));
+    pools_[0].read(s->pages[0][static_cast<size_t>(part)], static_cast<int32_t>(offset / block),
+                   static_cast<int32_t>(bytes / block), rows, static_cast<uint8_t*>(data));
     TND_TRY(backend_->sync());
   }
   if (crc != nullptr) *crc = crc32c(data, bytes);
@@ -94,7 +94,7 @@ Status SavedSequences::begin(const tnd_snapshot_layout& layout, uint64_t state, 
         ull(layout.state_bytes), layout.pages, ull(layout.page_bytes), ull(layout.block_bytes), layout.length,
         ull(own.state_bytes), own.pages, ull(own.page_bytes), ull(own.block_bytes));
   }
-  const int32_t first = first_page(layout.length);  // that is kept
+  const int32_t first = pools_[0].first_page(layout.length);  // that is kept
   std::span<const int32_t> whole;
   if (shared != 0) {
     const Snapshot* from = nullptr;
@@ -103,7 +103,7 @@ Status SavedSequences::begin(const tnd_snapshot_layout& layout, uint64_t state, 
       return errorf(TND_INVALID_ARGUMENT, "shared_pages is %d, base has %d full pages, the snapshot %d", shared,
                     from->length / kKvPage, layout.length / kKvPage);
     }
-    whole = std::span(from->pages).first(static_cast<size_t>(shared));
+    whole = std::span(from->pages[0]).first(static_cast<size_t>(shared));
     if (first < shared && whole[static_cast<size_t>(first)] == kNoPage) {
       return errorf(TND_INVALID_ARGUMENT,
                     "shared_pages is %d: base, of %d positions, does not keep page %d (attention_window)", shared,
@@ -111,16 +111,16 @@ Status SavedSequences::begin(const tnd_snapshot_layout& layout, uint64_t state, 
     }
   }
   const int32_t added = own.pages - std::max(shared, first);
-  if (added > pool_->free()) {
+  if (added > pools_[0].free()) {
     return errorf(TND_RESOURCE_EXHAUSTED, "%d positions need %d more pages of %d positions, %d are free (kv_positions)",
-                  layout.length, added, kKvPage, pool_->free());
+                  layout.length, added, kKvPage, pools_[0].free());
   }
   TND_TRY(check_room(state, layout.length, left));
-  std::vector<int32_t> pages = pool_->keep(whole, first);  // before unused(), which may move the base
+  std::vector<int32_t> pages = pools_[0].keep(whole, first);  // before unused(), which may move the base
   Snapshot& s = *unused(handle);
-  s.pages = std::move(pages);
-  s.pages.resize(static_cast<size_t>(own.pages - added), kNoPage);
-  pool_->add(added, &s.pages);
+  pages.resize(static_cast<size_t>(own.pages - added), kNoPage);
+  pools_[0].add(added, &pages);
+  s.pages.push_back(std::move(pages));
   s.data.resize(state);
   s.length = layout.length;
   s.unfinished = true;
@@ -149,10 +149,10 @@ Status SavedSequences::write_part(int32_t handle, int32_t part, uint64_t offset,
   if (part == TND_PART_STATE) {
     std::memcpy(s.data.data() + offset, data, bytes);
   } else {
-    const uint64_t block = pool_->layer_bytes();
-    size = pool_->page_bytes();
-    pool_->write(s.pages[static_cast<size_t>(part)], static_cast<int32_t>(offset / block),
-                 static_cast<int32_t>(bytes / block), static_cast<const uint8_t*>(data));
+    const uint64_t block = pools_[0].layer_bytes();
+    size = pools_[0].page_bytes();
+    pools_[0].write(s.pages[0][static_cast<size_t>(part)], static_cast<int32_t>(offset / block),
+                    static_cast<int32_t>(bytes / block), static_cast<const uint8_t*>(data));
     TND_TRY(backend_->sync());
   }
   s.offset += bytes;
@@ -167,7 +167,7 @@ Status SavedSequences::written(int32_t handle, int32_t* length, std::span<const 
   const Snapshot* s = nullptr;
   TND_TRY(find_any(handle, &s));
   if (!s->unfinished) return errorf(TND_FAILED_PRECONDITION, "snapshot %d is finished", handle);
-  if (s->part == TND_PART_STATE || s->part < static_cast<int32_t>(s->pages.size())) {
+  if (s->part == TND_PART_STATE || s->part < static_cast<int32_t>(s->pages[0].size())) {
     return errorf(TND_FAILED_PRECONDITION, "snapshot %d is missing bytes from %llu of part %d on", handle,
                   ull(s->offset), s->part);
   }

@@ -112,15 +112,14 @@ Status TargetRole::open() {
   attention_layers_ = p_.attention_layers(layer_first_, layer_last_);
   model_ = std::make_unique<TargetModel>(p_, *c_.backend);
   TND_TRY(plan_memory(*file));
-  saved_.init(c_.backend, &pool_,
+  saved_.init(c_.backend, {&pool_, 1},
               {{'T', 'N', 'D', 'S', 'E', 'Q', '\r', '\n'},
                "sequence",
                "model, layer range or attention_window",
                model_fingerprint(*file, p_, layer_first_, layer_last_, c_.options.attention_window),
                kv_,
                plan_.max_context,
-               c_.options.host_cap_bytes,
-               c_.options.attention_window});
+               c_.options.host_cap_bytes});
 
   const size_t rows = static_cast<size_t>(c_.options.max_batch_rows);
   row_of_batch_.resize(rows);
@@ -160,7 +159,7 @@ Status TargetRole::plan_memory(const gguf::File& file) {
   arena_ = Arena(region_, measured.total());
   TND_TRY(build(arena_, plan_, file));
   if (arena_.total() != measured.total()) return errorf(TND_INTERNAL, "memory plan and memory taken differ");
-  pool_.init(c_.backend, kv_, caches_);
+  pool_.init(c_.backend, kv_, caches_, c_.options.attention_window);
   c_.progress(file.file_bytes(), file.file_bytes());
   return c_.backend->sync();
 }
@@ -371,11 +370,11 @@ Status TargetRole::sequence_truncate(int32_t sequence, int32_t length) {
                   "a recurrent state cannot be cut to %d of %d positions; restore a snapshot instead", length,
                   s->length);
   }
-  if (length > 0 && first_page(length) < s->pages.first()) {
+  if (length > 0 && pool_.first_page(length) < s->pages.first()) {
     return errorf(TND_FAILED_PRECONDITION,
                   "length %d: rows there read page %d, the sequence keeps pages from %d on (attention_window); restore "
                   "a snapshot instead",
-                  length, first_page(length), s->pages.first());
+                  length, pool_.first_page(length), s->pages.first());
   }
   s->pending.clear();
   if (length == 0) {

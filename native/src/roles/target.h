@@ -125,8 +125,6 @@ class TargetRole final : public TargetEngine {
   SavedParts parts(Sequence* s, int32_t length) const;       // all
   SavedParts host_parts(Sequence* s, int32_t length) const;  // but keys and values
   void replace(Sequence* s, int32_t length);
-  // first_page returns the first page that rows read when the tip is at `length`.
-  int32_t first_page(int64_t length) const { return kv_first_page(length, c_.options.attention_window); }
 
   // step
   Status check_groups(const tnd_step& step);

@@ -26,7 +26,7 @@ SavedParts TargetRole::host_parts(Sequence* s, int32_t length) const {
 
 SavedParts TargetRole::parts(Sequence* s, int32_t length) const {
   SavedParts out = host_parts(s, length);
-  const int32_t first = first_page(length);
+  const int32_t first = pool_.first_page(length);
   for (const KvCache& cache : caches_) {
     out.push_back(
         {.cache = &cache, .pages = s->pages.places() + first, .n = static_cast<uint64_t>(length - first * kKvPage)});
@@ -46,16 +46,16 @@ void TargetRole::replace(Sequence* s, int32_t length) {
 Status TargetRole::snapshot_create(int32_t sequence, int32_t* snapshot) {
   Sequence* s = nullptr;
   TND_TRY(find(sequence, &s));
-  return saved_.snapshot(host_parts(s, s->length), s->pages, s->length, available(), snapshot);
+  return saved_.snapshot(host_parts(s, s->length), {&s->pages, 1}, s->length, available(), snapshot);
 }
 
 Status TargetRole::snapshot_restore(int32_t snapshot, int32_t sequence) {
   Sequence* s = nullptr;
   int32_t length = 0;
   TND_TRY(find(sequence, &s, true));
-  TND_TRY(saved_.check_restore(snapshot, s->pages, &length));
+  TND_TRY(saved_.check_restore(snapshot, {&s->pages, 1}, &length));
   replace(s, length);
-  return saved_.restore(snapshot, host_parts(s, length), &s->pages);
+  return saved_.restore(snapshot, host_parts(s, length), {&s->pages, 1});
 }
 
 Status TargetRole::snapshot_demote(int32_t snapshot) {
@@ -120,10 +120,10 @@ Status TargetRole::import_from(int32_t sequence, const void* data, uint64_t byte
   Sequence* s = nullptr;
   int32_t length = 0;
   TND_TRY(find(sequence, &s, true));
-  TND_TRY(saved_.check_import(data, bytes, [&](int32_t n) { return parts(s, n); }, s->pages, &length));
+  TND_TRY(saved_.check_import(data, bytes, [&](int32_t n) { return parts(s, n); }, {&s->pages, 1}, &length));
   replace(s, length);
   pool_.resize(&s->pages, 0);  // pages of its own
-  pool_.resize(&s->pages, kv_pages(length), first_page(length));
+  pool_.resize(&s->pages, kv_pages(length), pool_.first_page(length));
   return saved_.import_from(data, parts(s, length));
 }
 

@@ -140,7 +140,7 @@ int32_t TargetRole::pages_after(const Sequence& s, const Group& g) {
 }
 
 int32_t TargetRole::first_after(const Sequence& s, const Group& g) const {
-  return first_page(int64_t{s.length} + static_cast<int64_t>(g.path.size()));
+  return pool_.first_page(int64_t{s.length} + static_cast<int64_t>(g.path.size()));
 }
 
 // Checks the rows that a group commits first and the kept features that it reads then.
@@ -373,7 +373,7 @@ Status TargetRole::commit_paths() {
     for (const Group& g : groups_) {
       Sequence& s = sequences_[static_cast<size_t>(g.sequence)];
       const int32_t pages = kv_pages(s.length + g.count);
-      pool_.resize(&s.pages, takes ? pages : std::min(pages, s.pages.count()), first_page(s.length));
+      pool_.resize(&s.pages, takes ? pages : std::min(pages, s.pages.count()), pool_.first_page(s.length));
     }
   }
   // What is written here is older than the step (AttentionGroupPlan::old).
@@ -664,7 +664,7 @@ void TargetRole::finish_step(const tnd_step& step) {
     }
     if (!g.commit) continue;
     s.length += g.count;
-    pool_.resize(&s.pages, s.pages.count(), first_page(s.length));
+    pool_.resize(&s.pages, s.pages.count(), pool_.first_page(s.length));
     committed += static_cast<uint64_t>(g.count);
   }
   c_.stats->add(Counter::kCommittedRows, committed);
