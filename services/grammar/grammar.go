@@ -48,9 +48,8 @@ const (
 	maxMaskWork = 1 << 22
 )
 
-// Mask is the set of tokens that a state allows. It is immutable. A turn may end where Accepts; ends of turns are
-// not in
-// the mask.
+// Mask is the set of tokens that a state allows. It is immutable. A turn may end where Accepts; ends of turns are not
+// in the mask.
 type Mask struct {
 	Bits []uint32 // word id/32, bit id%32
 	// Count of allowed tokens; Only is one of them, the only one when Count is 1, and -1 when there is none.
@@ -364,8 +363,8 @@ func (g *Grammar) walk(s *State, nodes []trieNode, mask []uint32) {
 // maxPairs bounds the comparison of a state with a shape.
 const maxPairs = 512
 
-// lasts reports whether a state allows a run of letters as long as the longest token of a group: a cheap test that shows
-// when it does not allow all of them.
+// lasts reports whether a state allows a run of letters as long as the longest token of a group: a cheap test that
+// shows when it does not allow all of them.
 func (g *Grammar) lasts(s *State, length int) bool {
 	class := g.m.classOf['a']
 	for range length {

@@ -112,8 +112,8 @@ var jsonRules = map[string]string{
 	"value":  `json-object | json-array | json-string | json-number | json-bool | json-null`,
 }
 
-// JSON returns the name of a rule of JSON: object, array, string, int, number, bool, null, value, char or ws. It adds the
-// rule and those that it needs.
+// JSON returns the name of a rule of JSON: object, array, string, int, number, bool, null, value, char or ws. It adds
+// the rule and those that it needs.
 func (w *Writer) JSON(name string) string { return w.table("json-", jsonRules, name) }
 
 // table returns the name of a rule out of a table, and adds it with those of this table and of JSON that it needs.
