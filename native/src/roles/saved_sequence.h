@@ -55,7 +55,8 @@ class SavedSequences {
   Status demote(int32_t handle, uint64_t left);
   Status free(int32_t handle);
 
-  // Snapshots in parts (snapshot_parts.cpp), where there is one pool. `state`: bytes of the payload of a snapshot of layout.length positions.
+  // Snapshots in parts (snapshot_parts.cpp), where there is one pool. `state`: bytes of the payload of a snapshot of
+  // layout.length positions.
   Status describe(int32_t handle, tnd_snapshot_layout* layout) const;
   Status read_part(int32_t handle, int32_t part, uint64_t offset, void* data, uint64_t bytes, uint32_t* crc) const;
   Status begin(const tnd_snapshot_layout& layout, uint64_t state, uint64_t left, int32_t base, int32_t shared,
