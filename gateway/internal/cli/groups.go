@@ -26,7 +26,7 @@ var groups = []struct {
 		"shutdown-grace-s sse-keepalive-s max-bodies- priority- max-token-gap-ms"},
 	{"compression", "Compression of long prompts:", "prefill- pflash-"},
 	{"logs", "Logs and traces:", "log- otlp- trace-"},
-	{"question", "The question:", "system max-tokens temperature seed thinking speculation quiet"},
+	{"question", "The question:", "system max-tokens temperature top- seed thinking speculation quiet no-markdown history-file"},
 	{"server", "The server to ask:", "server ca-file insecure"},
 }
 
