@@ -11,7 +11,7 @@ var groups = []struct {
 	key, title string
 	flags      string
 }{
-	{"models", "Models:", "demo draft model prefill-drafter model-name chat-template-file model-card- model-card strict-"},
+	{"models", "Models:", "demo draft model model-store prefill-drafter model-name chat-template-file model-card- model-card strict-"},
 	{"devices", "Devices and memory:",
 		"device target-device target-devices target-stages target-layer-split draft-device prefill-device threads draft-threads " +
 			"max-ctx lanes kv-positions memory-cap cache-type- draft-cache-type fa-window chunk prefix-cache- " +

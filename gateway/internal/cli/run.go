@@ -10,13 +10,14 @@ import (
 	"strings"
 
 	"github.com/tandem-inference/tandem/gateway/internal/app"
+	"github.com/tandem-inference/tandem/gateway/internal/hub"
 	"github.com/tandem-inference/tandem/services/config"
 	"github.com/tandem-inference/tandem/services/telemetry"
 )
 
 // RunCmd is tandem run: a chat in the terminal, or one answer in a pipe.
 type RunCmd struct {
-	Args []string `arg:"" optional:"" name:"model|prompt" help:"A model file (*.gguf; default: the demonstration models) and a prompt. \"-\" stands for standard input. Without a prompt: a chat on a terminal, else the prompt is read from standard input."`
+	Args []string `arg:"" optional:"" name:"model|prompt" help:"A model (*.gguf, or OWNER/NAME:FILE of tandem pull; default: the demonstration models) and a prompt. \"-\" stands for standard input. Without a prompt: a chat on a terminal, else the prompt is read from standard input."`
 
 	Server string        `placeholder:"URL" help:"HTTP address of a running gateway; none loads the model here. Default: the one at http://127.0.0.1:8000, if it is there and serves the model."`
 	APIKey config.Secret `name:"api-key" placeholder:"KEY" help:"Key for --server."`
@@ -30,7 +31,7 @@ type RunCmd struct {
 	Seed        *int64   `help:"Seed of the sampler: the same seed gives the same answer."`
 	Thinking    *bool    `negatable:"" help:"Let the model reason before it answers."`
 	Speculation string   `default:"auto" placeholder:"MODE" help:"auto, off, lookup, chain, tree or tree:BUDGET. It changes speed, never the answer."`
-	Quiet       bool     `short:"q" help:"Print nothing but the answer."`
+	Quiet       bool     `short:"q" help:"Print nothing but the result."`
 	NoMarkdown  bool     `help:"Show answers as the model writes them. On a terminal, Markdown is rendered unless NO_COLOR is set."`
 	HistoryFile string   `placeholder:"PATH" help:"Where lines of chats are kept for the arrow keys; none keeps none. Default: tandem/history in $$XDG_STATE_HOME or ~/.local/state."`
 
@@ -47,7 +48,20 @@ type RunCmd struct {
 
 // Validate sorts the arguments and reports what cannot work.
 func (c *RunCmd) Validate() error {
+	if err := c.StoreFlags.resolveAll(&c.Draft, &c.PrefillDrafter); err != nil {
+		return err
+	}
 	c.models, c.prompt = trio{draft: c.Draft, prefill: c.PrefillDrafter}, c.Args
+	if len(c.Args) > 0 {
+		// A question may look like the name of a model, but for the colon.
+		if ref, ok := hub.ParseRef(c.Args[0]); ok && ref.Choice != "" {
+			path, err := c.StoreFlags.resolve(c.Args[0])
+			if err != nil {
+				return err
+			}
+			c.Args[0] = path
+		}
+	}
 	if len(c.Args) > 0 && strings.HasSuffix(c.Args[0], ".gguf") {
 		if c.Server != "" && c.Server != noServer {
 			return errors.New("--server: the gateway there has its model, leave the file name away")
