@@ -33,6 +33,8 @@ type chatRequest struct {
 	StreamOptions  map[string]bool  `json:"stream_options,omitempty"`
 	MaxTokens      int              `json:"max_tokens,omitempty"`
 	Temperature    *float64         `json:"temperature,omitempty"`
+	TopP           *float64         `json:"top_p,omitempty"`
+	TopK           *int64           `json:"top_k,omitempty"`
 	Seed           *int64           `json:"seed,omitempty"`
 	EnableThinking *bool            `json:"enable_thinking,omitempty"`
 	Speculation    *speculationJSON `json:"speculation,omitempty"`
@@ -160,4 +162,27 @@ func readStream(r io.Reader, onText func(string, bool)) (answer, error) {
 		return finish(err)
 	}
 	return finish(errors.New("the stream ended early"))
+}
+
+// modelName is the name of the served model, empty when it cannot be found out.
+func (c *chatClient) modelName(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(ctx, findTimeout)
+	defer cancel()
+	get, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+"/v1/models", nil)
+	if err != nil {
+		return ""
+	}
+	if c.apiKey != "" {
+		get.Header.Set("Authorization", "Bearer "+c.apiKey)
+	}
+	response, err := c.http.Do(get)
+	if err != nil {
+		return ""
+	}
+	defer response.Body.Close()
+	var reply struct{ Data []struct{ ID string } }
+	if json.NewDecoder(io.LimitReader(response.Body, 1<<20)).Decode(&reply) != nil || len(reply.Data) == 0 {
+		return ""
+	}
+	return reply.Data[0].ID
 }

@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/alecthomas/kong"
+	"github.com/tandem-inference/tandem/gateway/internal/hub"
 	"github.com/tandem-inference/tandem/services/config"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
@@ -20,8 +22,10 @@ import (
 type Commands struct {
 	Serve   ServeCmd   `cmd:"" help:"Run a whole cluster on this machine: gateway, target, draft and prefill workers."`
 	Run     RunCmd     `cmd:"" help:"Chat in the terminal, with a running gateway or with a model file."`
+	Pull    PullCmd    `cmd:"" help:"Fetch a model from Hugging Face or another hub; serve and run take its name."`
 	Gateway GatewayCmd `cmd:"" help:"Run the gateway only; workers join it at --registry-listen."`
 	Inspect InspectCmd `cmd:"" help:"Show what a GGUF model file holds and what it needs to run."`
+	Doctor  DoctorCmd  `cmd:"" help:"Look for what keeps tandem serve from working here, and say what mends it; exit status 0 or 1."`
 	Health  HealthCmd  `cmd:"" help:"Ask a gateway whether it can serve; exit status 0 or 1."`
 	Trace   TraceCmd   `cmd:"" help:"Show where the time of one request went, in all processes."`
 	Version VersionCmd `cmd:"" help:"Print the version."`
@@ -102,7 +106,7 @@ func Main(args []string, in io.Reader, out, errOut io.Writer) int {
 		args = []string{"--help"}
 	}
 	result := config.Parse(&commands, "tandem", "Tandem: fast, lossless speculative inference of open language models.",
-		args, config.Streams{Out: out, Err: errOut}, groupFlags())
+		args, config.Streams{Out: out, Err: errOut}, groupFlags(), kong.Vars{"hub": hub.DefaultBase})
 	if result.Done {
 		return result.Exit
 	}

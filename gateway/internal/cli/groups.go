@@ -11,7 +11,7 @@ var groups = []struct {
 	key, title string
 	flags      string
 }{
-	{"models", "Models:", "demo draft model prefill-drafter model-name chat-template-file model-card- model-card strict-"},
+	{"models", "Models:", "demo draft model model-store prefill-drafter model-name chat-template-file model-card- model-card strict-"},
 	{"devices", "Devices and memory:",
 		"device target-device target-devices target-stages target-layer-split stage-row-type draft-device " +
 			"prefill-device threads draft-threads max-ctx lanes kv-positions memory-cap cache-type- draft-cache-type fa-window chunk prefix-cache- " +
@@ -26,7 +26,7 @@ var groups = []struct {
 		"shutdown-grace-s sse-keepalive-s max-bodies- priority- max-token-gap-ms"},
 	{"compression", "Compression of long prompts:", "prefill- pflash-"},
 	{"logs", "Logs and traces:", "log- otlp- trace-"},
-	{"question", "The question:", "system max-tokens temperature seed thinking speculation quiet"},
+	{"question", "The question:", "system max-tokens temperature top- seed thinking speculation quiet no-markdown history-file"},
 	{"server", "The server to ask:", "server ca-file insecure"},
 }
 

@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -14,10 +15,15 @@ import (
 type style struct{ dim, plain string }
 
 func newStyle(stream any) style {
-	if !isTerminal(stream) {
+	if !styled(stream) {
 		return style{}
 	}
 	return style{dim: "\x1b[2m", plain: "\x1b[0m"}
+}
+
+// styled says whether a stream may get colours and other renditions: it is a terminal, and its owner wants them.
+func styled(stream any) bool {
+	return isTerminal(stream) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
 }
 
 // progress draws a bar on a terminal while workers load; elsewhere it is silent.

@@ -1,23 +1,23 @@
 package cli
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strconv"
 	"strings"
 
 	"github.com/tandem-inference/tandem/gateway/internal/app"
+	"github.com/tandem-inference/tandem/gateway/internal/hub"
 	"github.com/tandem-inference/tandem/services/config"
 	"github.com/tandem-inference/tandem/services/telemetry"
 )
 
 // RunCmd is tandem run: a chat in the terminal, or one answer in a pipe.
 type RunCmd struct {
-	Args []string `arg:"" optional:"" name:"model|prompt" help:"A model file (*.gguf; default: the demonstration models) and a prompt. \"-\" stands for standard input. Without a prompt: a chat on a terminal, else the prompt is read from standard input."`
+	Args []string `arg:"" optional:"" name:"model|prompt" help:"A model (*.gguf, or OWNER/NAME:FILE of tandem pull; default: the demonstration models) and a prompt. \"-\" stands for standard input. Without a prompt: a chat on a terminal, else the prompt is read from standard input."`
 
 	Server string        `placeholder:"URL" help:"HTTP address of a running gateway; none loads the model here. Default: the one at http://127.0.0.1:8000, if it is there and serves the model."`
 	APIKey config.Secret `name:"api-key" placeholder:"KEY" help:"Key for --server."`
@@ -26,10 +26,14 @@ type RunCmd struct {
 	System      string   `help:"System message."`
 	MaxTokens   int      `default:"0" help:"Longest answer in tokens, 0 = the gateway's default."`
 	Temperature *float64 `help:"0 = always the likeliest token."`
+	TopP        *float64 `name:"top-p" help:"Share of probability that tokens are drawn from."`
+	TopK        *int64   `name:"top-k" help:"Number of tokens that are drawn from, 0 = all."`
 	Seed        *int64   `help:"Seed of the sampler: the same seed gives the same answer."`
 	Thinking    *bool    `negatable:"" help:"Let the model reason before it answers."`
 	Speculation string   `default:"auto" placeholder:"MODE" help:"auto, off, lookup, chain, tree or tree:BUDGET. It changes speed, never the answer."`
-	Quiet       bool     `short:"q" help:"Print nothing but the answer."`
+	Quiet       bool     `short:"q" help:"Print nothing but the result."`
+	NoMarkdown  bool     `help:"Show answers as the model writes them. On a terminal, Markdown is rendered unless NO_COLOR is set."`
+	HistoryFile string   `placeholder:"PATH" help:"Where lines of chats are kept for the arrow keys; none keeps none. Default: tandem/history in $$XDG_STATE_HOME or ~/.local/state."`
 
 	PrefillDrafter string `type:"path" placeholder:"PATH" help:"Scorer model for the compression of long prompts."`
 	WorkerFlags
@@ -44,7 +48,20 @@ type RunCmd struct {
 
 // Validate sorts the arguments and reports what cannot work.
 func (c *RunCmd) Validate() error {
+	if err := c.StoreFlags.resolveAll(&c.Draft, &c.PrefillDrafter); err != nil {
+		return err
+	}
 	c.models, c.prompt = trio{draft: c.Draft, prefill: c.PrefillDrafter}, c.Args
+	if len(c.Args) > 0 {
+		// A question may look like the name of a model, but for the colon.
+		if ref, ok := hub.ParseRef(c.Args[0]); ok && ref.Choice != "" {
+			path, err := c.StoreFlags.resolve(c.Args[0])
+			if err != nil {
+				return err
+			}
+			c.Args[0] = path
+		}
+	}
 	if len(c.Args) > 0 && strings.HasSuffix(c.Args[0], ".gguf") {
 		if c.Server != "" && c.Server != noServer {
 			return errors.New("--server: the gateway there has its model, leave the file name away")
@@ -154,65 +171,16 @@ func (c *RunCmd) Run(e *env) error {
 
 // chat answers the prompt of the command line or of standard input, or holds a conversation on a terminal.
 func (c *RunCmd) chat(ctx context.Context, e *env, client *chatClient) error {
-	var messages []chatMessage
-	if c.System != "" {
-		messages = append(messages, chatMessage{Role: "system", Content: c.System})
+	if terminal, ok := e.in.(*os.File); ok && len(c.prompt) == 0 && isTerminal(e.in) {
+		return c.converse(ctx, e, client, terminal)
 	}
-	interactive := len(c.prompt) == 0 && isTerminal(e.in)
-	if !interactive {
-		prompt, err := c.readPrompt(e.in)
-		if err != nil {
-			return err
-		}
-		_, err = c.answer(ctx, e, client, append(messages, chatMessage{Role: "user", Content: prompt}))
+	prompt, err := c.readPrompt(e.in)
+	if err != nil {
 		return err
 	}
-	fmt.Fprintln(e.out, "Ask something. /clear starts over, /bye or Ctrl-D ends.")
-	// Lines that were typed during loading were not echoed then.
-	early := strings.Split(string(c.typed), "\n")
-	lines := readLines(io.MultiReader(bytes.NewReader(c.typed), e.in))
-	system := len(messages)
-	for {
-		fmt.Fprint(e.out, "\n> ")
-		if len(early) > 0 {
-			fmt.Fprint(e.out, early[0])
-			if early = early[1:]; len(early) > 0 {
-				fmt.Fprintln(e.out)
-			}
-		}
-		var line string
-		select {
-		case <-ctx.Done():
-			fmt.Fprintln(e.out)
-			return nil
-		case text, ok := <-lines:
-			if !ok {
-				fmt.Fprintln(e.out)
-				return nil
-			}
-			line = strings.TrimSpace(text)
-		}
-		switch line {
-		case "":
-			continue
-		case "/bye", "/exit", "/quit":
-			return nil
-		case "/clear":
-			messages = messages[:system]
-			continue
-		}
-		messages = append(messages, chatMessage{Role: "user", Content: line})
-		reply, err := c.answer(ctx, e, client, messages)
-		if err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			fmt.Fprintf(e.err, "tandem: %v\n", err)
-			messages = messages[:len(messages)-1]
-			continue
-		}
-		messages = append(messages, chatMessage{Role: "assistant", Content: reply.text, Reasoning: reply.reasoning})
-	}
+	settings := c.settings()
+	_, err = c.answer(ctx, e, client, settings.request([]chatMessage{{Role: "user", Content: prompt}}))
+	return err
 }
 
 // readPrompt joins the arguments; "-" or no argument at all stands for standard input.
@@ -244,38 +212,20 @@ func (c *RunCmd) readPrompt(in io.Reader) (string, error) {
 }
 
 // answer streams one reply to the terminal. Ctrl-C ends the reply, a second one the program.
-func (c *RunCmd) answer(ctx context.Context, e *env, client *chatClient, messages []chatMessage) (answer, error) {
+func (c *RunCmd) answer(ctx context.Context, e *env, client *chatClient, request chatRequest) (answer, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if isTerminal(e.in) {
 		defer e.onInterrupt(cancel)()
 	}
-	style := newStyle(e.out)
-	dim := false
+	view := newAnswerView(e.out, c.Quiet, !c.NoMarkdown)
 	waits := noteWaiting(ctx, e.err, client, c.Quiet)
 	defer waits.stop()
-	reply, err := client.stream(ctx, chatRequest{
-		Messages: messages, MaxTokens: c.MaxTokens, Temperature: c.Temperature, Seed: c.Seed,
-		EnableThinking: c.Thinking, Speculation: c.mode,
-	}, func(text string, reasoning bool) {
+	reply, err := client.stream(ctx, request, func(text string, reasoning bool) {
 		waits.stop()
-		if reasoning && c.Quiet {
-			return
-		}
-		if reasoning != dim {
-			dim = reasoning
-			if dim {
-				fmt.Fprint(e.out, style.dim)
-			} else {
-				fmt.Fprint(e.out, style.plain+"\n")
-			}
-		}
-		fmt.Fprint(e.out, text)
+		view.show(text, reasoning)
 	})
-	if dim {
-		fmt.Fprint(e.out, style.plain)
-	}
-	fmt.Fprintln(e.out)
+	view.end()
 	if err != nil && ctx.Err() != nil && e.ctx.Err() == nil {
 		fmt.Fprintln(e.err, "(stopped)")
 		return reply, nil
@@ -312,19 +262,4 @@ func statistics(a answer) string {
 		line += ", cut by the token limit"
 	}
 	return line
-}
-
-// readLines hands out lines until the input ends. The goroutine lives until then: a read of a terminal cannot
-// be cancelled.
-func readLines(in io.Reader) <-chan string {
-	lines := make(chan string)
-	go func() {
-		defer close(lines)
-		scanner := bufio.NewScanner(in)
-		scanner.Buffer(nil, 1<<20)
-		for scanner.Scan() {
-			lines <- scanner.Text()
-		}
-	}()
-	return lines
 }

@@ -22,7 +22,7 @@ import (
 // ServeCmd is tandem serve: gateway and workers of one machine, supervised.
 type ServeCmd struct {
 	config.Flags
-	Target string `arg:"" optional:"" name:"target" type:"path" help:"Target model, a GGUF file."`
+	Target string `arg:"" optional:"" name:"target" type:"path" help:"Target model: a GGUF file, or the name of one that tandem pull has fetched, OWNER/NAME:FILE."`
 	Demo   bool   `help:"Serve the demonstration models that ship with the project."`
 	WorkerFlags
 	app.Config
@@ -66,13 +66,17 @@ type WorkerFlags struct {
 	ParkAfter        time.Duration  `default:"0s" placeholder:"DURATION" help:"Close engines that nobody has used for so long, and give their memory back; the next request opens them again. 0 = never."`
 	PrefillSkipPark  bool           `default:"false" help:"Keep the scorer loaded whatever --park-after says."`
 	HangTimeout      string         `default:"3s" placeholder:"DURATION" help:"How long a worker or engine process may show no sign of life before it is killed and replaced; off = never."`
-	CacheDir         string         `type:"path" placeholder:"DIR" help:"Where workers keep tables and projections they received from peers, and digests of model files."`
-	Engine           string         `type:"path" placeholder:"PATH" help:"Engine program of all workers; default: tandem-engine beside the workers."`
-	Programs         string         `type:"path" placeholder:"DIR" help:"Folder of the worker programs; default: beside this program."`
+	StoreFlags
+	CacheDir string `type:"path" placeholder:"DIR" help:"Where workers keep tables and projections they received from peers, and digests of model files."`
+	Engine   string `type:"path" placeholder:"PATH" help:"Engine program of all workers; default: tandem-engine beside the workers."`
+	Programs string `type:"path" placeholder:"DIR" help:"Folder of the worker programs; default: beside this program."`
 }
 
 // Validate reports settings that cannot work, before anything is started.
 func (c *ServeCmd) Validate() error {
+	if err := c.StoreFlags.resolveAll(&c.Target, &c.Draft, &c.Model, &c.PrefillDrafter); err != nil {
+		return err
+	}
 	if c.Target != "" && c.Model != "" && c.Target != c.Model {
 		return errors.New("--model: the target is given twice, as an argument and by --model")
 	}
