@@ -28,8 +28,10 @@ SavedParts TargetRole::parts(Sequence* s, int32_t length) const {
   SavedParts out = host_parts(s, length);
   const int32_t first = pool_.first_page(length);
   for (const KvCache& cache : caches_) {
-    out.push_back(
-        {.cache = &cache, .pages = s->pages.places() + first, .n = static_cast<uint64_t>(length - first * kKvPage)});
+    out.push_back({.cache = &cache,
+                   .pool = &pool_,
+                   .pages = s->pages.places() + first,
+                   .n = static_cast<uint64_t>(length - first * kKvPage)});
   }
   return out;
 }
