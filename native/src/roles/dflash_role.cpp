@@ -419,8 +419,8 @@ void DraftRole::resize(Sequence* s, int32_t rows) {
   }
 }
 
-// Sequences before this one copy the page of their tip, too: the last one who holds it keeps it. Of pages that slide out
-// of the window between two passes those that others hold free nothing.
+// Sequences before this one copy the page of their tip, too: the last one that holds it keeps it. Pages that slide out
+// of the window between two passes free nothing if others hold them.
 int32_t DraftRole::need(Kind kind, const Sequence& s, int32_t rows, int32_t most,
                         std::span<const int32_t> before) const {
   if (!has(kind) || rows == 0) return 0;
