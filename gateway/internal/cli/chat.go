@@ -36,15 +36,13 @@ func (c *RunCmd) converse(ctx context.Context, e *env, client *chatClient, termi
 		return err
 	}
 	defer editor.Close()
-	// A Ctrl-C that comes between an answer and the next prompt is too late for one and too early for the other.
-	e.onInterrupt(func() {})
-	defer e.onInterrupt(nil)
+	// One Ctrl-C too many, after an answer and before the next prompt, must not lose the conversation.
+	e.stayOnInterrupt()
 	s := &chatSession{run: c, env: e, client: client, settings: c.settings()}
 	fmt.Fprintln(e.out, "Ask something. /help lists the commands, Ctrl-D leaves.")
 	for {
 		fmt.Fprintln(e.out)
 		message, err := editor.Read(ctx, "> ")
-		e.onInterrupt(func() {})
 		switch {
 		case errors.Is(err, lineedit.ErrInterrupt):
 			fmt.Fprintln(e.out, "Ctrl-D or /bye leaves, /clear starts over.")
@@ -131,7 +129,10 @@ func chatCommands() []chatCommand {
 			s.messages = nil
 			return nil
 		}},
-		{[]string{"/bye", "/exit", "/quit"}, "", "Leave, as Ctrl-D does.", func(*chatSession, string) error { return errLeave }},
+		{[]string{"/bye", "/exit", "/quit"}, "", "Leave, as Ctrl-D does.", func(*chatSession,
+			string) error {
+			return errLeave
+		}},
 	}
 }
 

@@ -191,6 +191,18 @@ func TestChatGoesOnAfterCtrlC(t *testing.T) {
 	}
 }
 
+// TestOneCtrlCTooMany: between an answer and the next prompt, it does nothing.
+func TestOneCtrlCTooMany(t *testing.T) {
+	e := &env{}
+	if e.interrupted() {
+		t.Error("taken, outside a chat")
+	}
+	e.stayOnInterrupt()
+	if !e.interrupted() {
+		t.Error("not taken, in a chat")
+	}
+}
+
 func TestChatIsSavedAndLoaded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "chat.json")
 	d := sitDown(t, "--history-file", "none", "--seed", "3")

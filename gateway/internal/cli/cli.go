@@ -25,6 +25,7 @@ type Commands struct {
 	Pull    PullCmd    `cmd:"" help:"Fetch a model from Hugging Face or another hub; serve and run take its name."`
 	Gateway GatewayCmd `cmd:"" help:"Run the gateway only; workers join it at --registry-listen."`
 	Inspect InspectCmd `cmd:"" help:"Show what a GGUF model file holds and what it needs to run."`
+	Top     TopCmd     `cmd:"" help:"Show what the workers do, refreshed every second: rates, acceptance, slots, pages, queue."`
 	Doctor  DoctorCmd  `cmd:"" help:"Look for what keeps tandem serve from working here, and say what mends it; exit status 0 or 1."`
 	Health  HealthCmd  `cmd:"" help:"Ask a gateway whether it can serve; exit status 0 or 1."`
 	Trace   TraceCmd   `cmd:"" help:"Show where the time of one request went, in all processes."`
@@ -54,7 +55,15 @@ type env struct {
 
 	mu        sync.Mutex // guards the rest
 	interrupt func()
+	stay      bool // Ctrl-C never ends the command
 	hangup    func()
+}
+
+// stayOnInterrupt makes Ctrl-C do nothing but what onInterrupt says. SIGTERM still ends the command.
+func (e *env) stayOnInterrupt() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.stay = true
 }
 
 // onInterrupt makes Ctrl-C call f once instead of ending the command; the returned function takes that back.
@@ -96,7 +105,7 @@ func (e *env) interrupted() bool {
 	if f != nil {
 		f()
 	}
-	return f != nil
+	return f != nil || e.stay
 }
 
 // Main runs the command line and returns the exit status: 0, 1 for a failure, 2 for a wrong command line.

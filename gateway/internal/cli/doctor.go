@@ -22,8 +22,11 @@ type DoctorCmd struct {
 	JSON bool `name:"json" env:"-" help:"Print the results as JSON."`
 }
 
-// Validate leaves everything to Run, which reports it as results.
-func (c *DoctorCmd) Validate() error { return nil }
+// BeforeApply leaves the checks of tandem serve to Run, which reports them as results.
+func (c *DoctorCmd) BeforeApply() error {
+	c.examined = true
+	return nil
+}
 
 // Verify hides that of tandem serve, for the same reason.
 func (c *DoctorCmd) Verify() error { return nil }
@@ -91,7 +94,8 @@ func (c *DoctorCmd) plan() (doctor.Plan, []doctor.Result) {
 	var results []doctor.Result
 	programs, err := c.programs()
 	if err != nil {
-		results = append(results, doctor.Result{Check: "programs", Status: doctor.Fail, Text: err.Error(), Mend: "--programs"})
+		results = append(results, doctor.Result{Check: "programs", Status: doctor.Fail, Text: err.Error(),
+			Mend: "--programs"})
 	}
 	p.Programs = programs
 	if p.Engine == "" {
@@ -128,7 +132,8 @@ func (c *DoctorCmd) plan() (doctor.Plan, []doctor.Result) {
 	}
 	p.Ports = append(p.Ports, doctor.Port{Flag: "--port", Address: net.JoinHostPort(c.Host, strconv.Itoa(c.Port))})
 	if c.GRPCPort >= 0 {
-		p.Ports = append(p.Ports, doctor.Port{Flag: "--grpc-port", Address: net.JoinHostPort(c.Host, strconv.Itoa(c.GRPCPort))})
+		p.Ports = append(p.Ports, doctor.Port{Flag: "--grpc-port", Address: net.JoinHostPort(c.Host,
+			strconv.Itoa(c.GRPCPort))})
 	}
 	if c.RegistryListen != app.Defaults().RegistryListen {
 		p.Ports = append(p.Ports, doctor.Port{Flag: "--registry-listen", Address: c.RegistryListen})

@@ -68,8 +68,9 @@ func TestDoctorLooksAtWhatWouldBeServed(t *testing.T) {
 		t.Fatal(err)
 	}
 	code, r = examined(t, "--config", file, "nosuch.gguf", "--draft", target, "--programs", dir, "--port", port)
-	for check, want := range map[string]string{"settings": "--lanes", "models": "nosuch.gguf", "library cuda": "libtandem_cuda.so",
-		"port --port": port} {
+	for check, want := range map[string]string{"settings": "--lanes", "models": "nosuch.gguf",
+		"library cuda": "libtandem_cuda.so",
+		"port --port":  port} {
 		if r[check].Status != doctor.Fail || !strings.Contains(r[check].Text, want) || r[check].Mend == "" {
 			t.Errorf("%s: %+v, want %q", check, r[check], want)
 		}

@@ -124,8 +124,9 @@ func (c *PullCmd) fetch(e *env, client *hub.Client, store hub.Store, repo string
 	first := ""
 	for _, file := range model.Files {
 		bar := newPullBar(e, filepath.Base(file.Path), file.Size, c.Quiet)
-		path, err := (&hub.Download{Client: client, Store: store, Repo: repo, Revision: c.Revision, Connections: c.Connections,
-			Progress: bar.done.Store, Checking: func() { bar.checking.Store(true) }}).Fetch(e.ctx, file)
+		path, err := (&hub.Download{Client: client, Store: store, Repo: repo, Revision: c.Revision,
+			Connections: c.Connections,
+			Progress:    bar.done.Store, Checking: func() { bar.checking.Store(true) }}).Fetch(e.ctx, file)
 		bar.stop()
 		if err != nil {
 			return "", stopped(e.ctx, err)
@@ -195,7 +196,8 @@ func (b *pullBar) line(now time.Time, width int) string {
 	if b.size > 0 {
 		filled, percent = int(cells*done/b.size), 100*done/b.size
 	}
-	line := fmt.Sprintf("%s [%s%s] %d %%, %s of %s", b.name, strings.Repeat("#", filled), strings.Repeat(".", cells-filled),
+	line := fmt.Sprintf("%s [%s%s] %d %%, %s of %s", b.name, strings.Repeat("#", filled), strings.Repeat(".",
+		cells-filled),
 		percent, config.Size(done).Human(), config.Size(b.size).Human())
 	seconds := now.Sub(b.began).Seconds()
 	switch speed := float64(done-b.at) / max(seconds, 0.001); {

@@ -47,7 +47,8 @@ func TestPullAndServe(t *testing.T) {
 	url, dir := modelHub(t), t.TempDir()
 	t.Setenv("TANDEM_MODEL_STORE", dir)
 	workers := programs(t)
-	serve := []string{"serve", "o/m:Q4_K_M", "--draft", "o/m:m-DFlash-Q8_0.gguf", "--programs", workers, "--verify-config"}
+	serve := []string{"serve", "o/m:Q4_K_M", "--draft", "o/m:m-DFlash-Q8_0.gguf", "--programs", workers,
+		"--verify-config"}
 	if code, _, errOut := tandem(t, "", serve...); code != 2 || !strings.Contains(errOut, "tandem pull o/m:Q4_K_M") ||
 		!strings.Contains(errOut, "tandem pull o/m:m-DFlash-Q8_0.gguf") {
 		t.Errorf("before: %d %q", code, errOut)
@@ -78,7 +79,8 @@ func TestPullAndServe(t *testing.T) {
 			t.Errorf("%v: %d", args, code)
 		}
 	}
-	if code, _, errOut := tandem(t, "", "pull", "o/m", "--hub", "ftp://x"); code != 1 || !strings.Contains(errOut, "--hub") {
+	if code, _, errOut := tandem(t, "", "pull", "o/m", "--hub", "ftp://x"); code != 1 || !strings.Contains(errOut,
+		"--hub") {
 		t.Errorf("a wrong hub: %d %q", code, errOut)
 	}
 }
@@ -94,7 +96,8 @@ func TestNamesOfFilesStayFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := StoreFlags{ModelStore: t.TempDir()}
-	for _, path := range []string{"", "o/m", filepath.Join(dir, "o", "m"), "x.gguf", "dir/x.gguf", "/dir/x", "a/b/c.gguf"} {
+	for _, path := range []string{"", "o/m", filepath.Join(dir, "o", "m"), "x.gguf", "dir/x.gguf", "/dir/x",
+		"a/b/c.gguf"} {
 		if got, err := f.resolve(path); got != path || err != nil {
 			t.Errorf("%s: %q, %v", path, got, err)
 		}

@@ -211,7 +211,7 @@ func (c *RunCmd) readPrompt(in io.Reader) (string, error) {
 	return prompt, nil
 }
 
-// answer streams one reply to the terminal. Ctrl-C ends the reply, a second one the program.
+// answer streams one reply to the terminal. Ctrl-C ends the reply; outside a chat, a second one ends the program.
 func (c *RunCmd) answer(ctx context.Context, e *env, client *chatClient, request chatRequest) (answer, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

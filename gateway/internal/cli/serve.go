@@ -27,6 +27,8 @@ type ServeCmd struct {
 	WorkerFlags
 	app.Config
 	LogFlags
+
+	examined bool // by tandem doctor, which reports what Validate would refuse
 }
 
 // WorkerFlags are settings of the workers that a command starts.
@@ -74,6 +76,9 @@ type WorkerFlags struct {
 
 // Validate reports settings that cannot work, before anything is started.
 func (c *ServeCmd) Validate() error {
+	if c.examined {
+		return nil
+	}
 	if err := c.StoreFlags.resolveAll(&c.Target, &c.Draft, &c.Model, &c.PrefillDrafter); err != nil {
 		return err
 	}

@@ -30,7 +30,8 @@ func (x *examination) devices() {
 			}
 			if _, err := device.FindLibrary(filepath.Dir(x.plan.Engine), d); err != nil && !seen[d.Backend+" library"] {
 				seen[d.Backend+" library"] = true
-				x.fail("library "+d.Backend, "make build"+map[string]string{"cuda": "-cuda", "hip": "-hip"}[d.Backend], "%v", err)
+				x.fail("library "+d.Backend, "make build"+map[string]string{"cuda": "-cuda", "hip": "-hip"}[d.Backend], "%v",
+					err)
 			}
 			switch d.Backend {
 			case "cuda":
@@ -65,7 +66,8 @@ func (x *examination) cuda(d device.Name) {
 		return
 	}
 	if major, _ := strconv.Atoi(found[1]); major < oldestNVIDIA {
-		x.fail(check, fmt.Sprintf("install driver %d or newer (580 for CUDA 13)", oldestNVIDIA), "NVIDIA's driver is %s.%s, too old",
+		x.fail(check, fmt.Sprintf("install driver %d or newer (580 for CUDA 13)", oldestNVIDIA),
+			"NVIDIA's driver is %s.%s, too old",
 			found[1], found[2])
 		return
 	}
@@ -122,7 +124,8 @@ func (x *examination) hip(d device.Name) {
 		}
 	}
 	if d.Index >= cards {
-		x.fail(check, "rocminfo lists them; integrated graphics count", "the driver shows %d cards, the first is hip:0", cards)
+		x.fail(check, "rocminfo lists them; integrated graphics count", "the driver shows %d cards, the first is hip:0",
+			cards)
 		return
 	}
 	renders := x.glob("dev/dri/renderD*")
@@ -148,7 +151,8 @@ func (x *examination) ports() {
 		if err := x.Listen(network, address); err != nil {
 			mend := p.Flag + " with another value"
 			if _, port, found := strings.Cut(address, ":"); found && network == "tcp" {
-				mend = fmt.Sprintf("ss -ltnp 'sport = :%s' shows who has it; or %s", port[strings.LastIndex(port, ":")+1:], mend)
+				mend = fmt.Sprintf("ss -ltnp 'sport = :%s' shows who has it; or %s", port[strings.LastIndex(port, ":")+1:],
+					mend)
 			}
 			x.fail("port "+p.Flag, mend, "%s cannot be opened: %v", p.Address, err)
 			continue
@@ -178,7 +182,8 @@ func (x *examination) folders() {
 		}
 		file, err := os.CreateTemp(dir, ".tandem-doctor-*")
 		if err != nil {
-			x.fail(check, fmt.Sprintf("chown $(id -u) %s, or another folder", dir), "%s cannot be written to: %v", f.Path, err)
+			x.fail(check, fmt.Sprintf("chown $(id -u) %s, or another folder", dir), "%s cannot be written to: %v", f.Path,
+				err)
 			continue
 		}
 		file.Close()
@@ -187,7 +192,8 @@ func (x *examination) folders() {
 		case err != nil:
 			x.fail(check, "another folder", "%v", err)
 		case free < f.Need:
-			x.fail(check, "a smaller budget, or another disk", "%s has %s left, its files may take %s", f.Path, config.Size(free).Human(),
+			x.fail(check, "a smaller budget, or another disk", "%s has %s left, its files may take %s", f.Path,
+				config.Size(free).Human(),
 				config.Size(f.Need).Human())
 		case free < 64<<20:
 			x.fail(check, "df -h "+dir, "the disk of %s is full", f.Path)

@@ -148,47 +148,85 @@ func TestPlantedFaults(t *testing.T) {
 		check      string
 		text, mend string
 	}{
-		"old processor":   {func(m *machine) { m.set("proc/cpuinfo", "processor : 0\nflags : sse\n") }, Warn, "cpu", "no AVX2", "--device"},
-		"limit of cores":  {func(m *machine) { m.set("sys/fs/cgroup/cpu.max", "100000 100000") }, Warn, "cpu limit", "share 1.0 cores", "--threads 1"},
-		"slow clock rate": {func(m *machine) { m.set("sys/devices/system/cpu/cpu0/cpufreq/scaling_driver", "acpi-cpufreq") }, Warn, "cpu clock", "powersave", "performance"},
-		"little memory":   {func(m *machine) { m.set("proc/meminfo", "MemAvailable: 1000000 kB\n") }, Fail, "memory", "the machine has", "smaller models"},
-		"limit of memory": {func(m *machine) { m.set("sys/fs/cgroup/memory.max", "900000000") }, Fail, "memory", "the control group has", "smaller models"},
-		"no room for contexts": {func(m *machine) { m.set("proc/meminfo", "MemAvailable: 1100000 kB\n") }, Warn, "memory", "little remains",
+		"old processor": {func(m *machine) { m.set("proc/cpuinfo", "processor : 0\nflags : sse\n") }, Warn, "cpu",
+			"no AVX2", "--device"},
+		"limit of cores": {func(m *machine) { m.set("sys/fs/cgroup/cpu.max", "100000 100000") }, Warn, "cpu limit",
+			"share 1.0 cores", "--threads 1"},
+		"slow clock rate": {func(m *machine) {
+			m.set("sys/devices/system/cpu/cpu0/cpufreq/scaling_driver",
+				"acpi-cpufreq")
+		}, Warn, "cpu clock", "powersave", "performance"},
+		"little memory": {func(m *machine) { m.set("proc/meminfo", "MemAvailable: 1000000 kB\n") }, Fail, "memory",
+			"the machine has", "smaller models"},
+		"limit of memory": {func(m *machine) { m.set("sys/fs/cgroup/memory.max", "900000000") }, Fail, "memory",
+			"the control group has", "smaller models"},
+		"no room for contexts": {func(m *machine) { m.set("proc/meminfo", "MemAvailable: 1100000 kB\n") }, Warn, "memory",
+			"little remains",
 			"--max-ctx"},
-		"no /proc":          {func(m *machine) { m.remove("proc/meminfo") }, Warn, "memory", "cannot be read", "/proc"},
-		"wrong time":        {func(m *machine) { m.now = time.Unix(0, 0).UTC() }, Fail, "clock", "1970-01-01", "timedatectl"},
-		"slow clock":        {func(m *machine) { m.set("sys/devices/system/clocksource/clocksource0/current_clocksource", "hpet") }, Warn, "clock", "hpet", "dmesg"},
-		"few files":         {func(m *machine) { m.set("proc/self/limits", "Max open files  256  4096  files\n") }, Warn, "open files", "256", "ulimit -n"},
-		"few processes":     {func(m *machine) { m.set("sys/fs/cgroup/pids.max", "64") }, Warn, "processes", "64", "pids_limit"},
-		"no worker program": {func(m *machine) { delete(m.versions, "worker-draft") }, Fail, "programs", "worker-draft does not run", "make build"},
-		"another version":   {func(m *machine) { m.versions["tandem-engine"] = "tandem-engine v10 x" }, Fail, "programs", "another version", "one release"},
-		"no library":        {func(m *machine) { os.Remove(filepath.Join(m.plan.Programs, "libtandem_cuda.so")) }, Fail, "library cuda", "libtandem_cuda.so", "make build-cuda"},
-		"no NVIDIA driver":  {func(m *machine) { m.remove("proc/driver/nvidia"); m.plan.Workers[0].Devices = []string{"cuda:0"} }, Fail, "device cuda:0", "not loaded", "modprobe nvidia"},
+		"no /proc": {func(m *machine) { m.remove("proc/meminfo") }, Warn, "memory", "cannot be read", "/proc"},
+		"wrong time": {func(m *machine) { m.now = time.Unix(0, 0).UTC() }, Fail, "clock", "1970-01-01",
+			"timedatectl"},
+		"slow clock": {func(m *machine) {
+			m.set("sys/devices/system/clocksource/clocksource0/current_clocksource",
+				"hpet")
+		}, Warn, "clock", "hpet", "dmesg"},
+		"few files": {func(m *machine) { m.set("proc/self/limits", "Max open files  256  4096  files\n") }, Warn,
+			"open files", "256", "ulimit -n"},
+		"few processes": {func(m *machine) { m.set("sys/fs/cgroup/pids.max", "64") }, Warn, "processes", "64",
+			"pids_limit"},
+		"no worker program": {func(m *machine) { delete(m.versions, "worker-draft") }, Fail, "programs",
+			"worker-draft does not run", "make build"},
+		"another version": {func(m *machine) { m.versions["tandem-engine"] = "tandem-engine v10 x" }, Fail, "programs",
+			"another version", "one release"},
+		"no library": {func(m *machine) { os.Remove(filepath.Join(m.plan.Programs, "libtandem_cuda.so")) }, Fail,
+			"library cuda", "libtandem_cuda.so", "make build-cuda"},
+		"no NVIDIA driver": {func(m *machine) {
+			m.remove("proc/driver/nvidia")
+			m.plan.Workers[0].Devices = []string{"cuda:0"}
+		}, Fail, "device cuda:0", "not loaded", "modprobe nvidia"},
 		"old NVIDIA driver": {func(m *machine) {
 			m.set("proc/driver/nvidia/version", "Kernel Module  535.1")
 			m.plan.Workers[0].Devices = []string{"cuda:0"}
 		}, Fail, "device cuda:0", "535.1, too old", "570"},
-		"no second card":      {func(m *machine) { m.remove("proc/driver/nvidia/gpus/0000:02:00.0") }, Fail, "device cuda:1", "shows 1 cards", "nvidia-smi -L"},
-		"no node of NVIDIA's": {func(m *machine) { m.remove("dev/nvidia-uvm"); m.plan.Workers[0].Devices = []string{"cuda:0"} }, Fail, "device cuda:0", "no /dev/nvidia-uvm", "nvidia-modprobe"},
+		"no second card": {func(m *machine) { m.remove("proc/driver/nvidia/gpus/0000:02:00.0") }, Fail,
+			"device cuda:1", "shows 1 cards", "nvidia-smi -L"},
+		"no node of NVIDIA's": {func(m *machine) {
+			m.remove("dev/nvidia-uvm")
+			m.plan.Workers[0].Devices = []string{"cuda:0"}
+		}, Fail, "device cuda:0", "no /dev/nvidia-uvm", "nvidia-modprobe"},
 		"no cards in the container": {func(m *machine) {
 			m.set(".dockerenv", "")
 			m.remove("proc/driver/nvidia")
 			m.plan.Workers[0].Devices = []string{"cuda:0"}
 		}, Fail, "device cuda:0", "not loaded", "--gpus all"},
-		"no amdgpu":            {func(m *machine) { m.remove("dev/kfd") }, Fail, "device hip:0", "no /dev/kfd", "modprobe amdgpu"},
-		"not in group render":  {func(m *machine) { m.denied["/dev/kfd"] = denied }, Fail, "device hip:0", "may not open /dev/kfd", "usermod -aG video,render"},
-		"no right to the card": {func(m *machine) { m.denied["/dev/dri/renderD128"] = denied }, Fail, "device hip:0", "may not open /dev/dri/renderD128", "usermod"},
-		"groups of containers": {func(m *machine) { m.set("run/.containerenv", ""); m.denied["/dev/kfd"] = denied }, Fail, "device hip:0", "may not open", "TANDEM_RENDER_GID"},
-		"no AMD card":          {func(m *machine) { m.remove("sys/class/kfd/kfd/topology/nodes/1") }, Fail, "device hip:0", "shows 0 cards", "rocminfo"},
-		"port taken":           {func(m *machine) { m.taken["127.0.0.1:8000"] = true }, Fail, "port --port", "in use", "sport = :8000"},
-		"socket taken":         {func(m *machine) { m.taken["/run/x"] = true }, Fail, "port --registry-listen", "in use", "another value"},
-		"a file for a folder":  {func(m *machine) { m.plan.Folders[0].Path = m.plan.Secrets[0].Path }, Fail, "folder --kv-cache-dir", "is a file", "a folder"},
-		"a folder of nobody":   {func(m *machine) { m.plan.Folders[0].Path = "/proc/self/x" }, Fail, "folder --kv-cache-dir", "cannot be written", "chown"},
-		"small disk":           {func(m *machine) { m.free = 1 << 30 }, Fail, "folder --kv-cache-dir", "1.0 GiB left", "budget"},
-		"full disk":            {func(m *machine) { m.free = 1 << 20; m.plan.Folders = m.plan.Folders[1:] }, Fail, "folder TMPDIR", "is full", "df -h"},
-		"keys for everybody":   {func(m *machine) { _ = os.Chmod(m.plan.Secrets[0].Path, 0o644) }, Warn, "file --api-key-file", "every user", "chmod o-rwx"},
-		"no keys":              {func(m *machine) { os.Remove(m.plan.Secrets[0].Path) }, Fail, "file --api-key-file", "no such file", "another path"},
-		"no such device":       {func(m *machine) { m.plan.Workers[2].Devices = []string{"npu:0:1"} }, Fail, "device npu:0:1", "is no device", "cuda:N"},
+		"no amdgpu": {func(m *machine) { m.remove("dev/kfd") }, Fail, "device hip:0", "no /dev/kfd",
+			"modprobe amdgpu"},
+		"not in group render": {func(m *machine) { m.denied["/dev/kfd"] = denied }, Fail, "device hip:0",
+			"may not open /dev/kfd", "usermod -aG video,render"},
+		"no right to the card": {func(m *machine) { m.denied["/dev/dri/renderD128"] = denied }, Fail, "device hip:0",
+			"may not open /dev/dri/renderD128", "usermod"},
+		"groups of containers": {func(m *machine) { m.set("run/.containerenv", ""); m.denied["/dev/kfd"] = denied }, Fail,
+			"device hip:0", "may not open", "TANDEM_RENDER_GID"},
+		"no AMD card": {func(m *machine) { m.remove("sys/class/kfd/kfd/topology/nodes/1") }, Fail, "device hip:0",
+			"shows 0 cards", "rocminfo"},
+		"port taken": {func(m *machine) { m.taken["127.0.0.1:8000"] = true }, Fail, "port --port", "in use",
+			"sport = :8000"},
+		"socket taken": {func(m *machine) { m.taken["/run/x"] = true }, Fail, "port --registry-listen", "in use",
+			"another value"},
+		"a file for a folder": {func(m *machine) { m.plan.Folders[0].Path = m.plan.Secrets[0].Path }, Fail,
+			"folder --kv-cache-dir", "is a file", "a folder"},
+		"a folder of nobody": {func(m *machine) { m.plan.Folders[0].Path = "/proc/self/x" }, Fail,
+			"folder --kv-cache-dir", "cannot be written", "chown"},
+		"small disk": {func(m *machine) { m.free = 1 << 30 }, Fail, "folder --kv-cache-dir", "1.0 GiB left",
+			"budget"},
+		"full disk": {func(m *machine) { m.free = 1 << 20; m.plan.Folders = m.plan.Folders[1:] }, Fail,
+			"folder TMPDIR", "is full", "df -h"},
+		"keys for everybody": {func(m *machine) { _ = os.Chmod(m.plan.Secrets[0].Path, 0o644) }, Warn,
+			"file --api-key-file", "every user", "chmod o-rwx"},
+		"no keys": {func(m *machine) { os.Remove(m.plan.Secrets[0].Path) }, Fail, "file --api-key-file",
+			"no such file", "another path"},
+		"no such device": {func(m *machine) { m.plan.Workers[2].Devices = []string{"npu:0:1"} }, Fail,
+			"device npu:0:1", "is no device", "cuda:N"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t)
@@ -198,7 +236,8 @@ func TestPlantedFaults(t *testing.T) {
 				t.Fatalf("%d complaints: %+v", len(found), found)
 			}
 			r := found[0]
-			if r.Status != c.status || r.Check != c.check || !strings.Contains(r.Text, c.text) || !strings.Contains(r.Mend, c.mend) {
+			if r.Status != c.status || r.Check != c.check || !strings.Contains(r.Text, c.text) || !strings.Contains(r.Mend,
+				c.mend) {
 				t.Errorf("%+v\nwant %s of %s with %q, %q", r, c.status, c.check, c.text, c.mend)
 			}
 		})

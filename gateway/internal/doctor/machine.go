@@ -30,7 +30,8 @@ func (x *examination) cpu() {
 	case strings.Contains(flags, " avx2 "):
 		x.ok("cpu", "%d cores with AVX2", x.cores())
 	default:
-		x.warn("cpu", "use a processor with AVX2, or a card by --device", "no AVX2: the CPU's engine runs plain code, which is slow")
+		x.warn("cpu", "use a processor with AVX2, or a card by --device",
+			"no AVX2: the CPU's engine runs plain code, which is slow")
 	}
 	quota, period, _ := strings.Cut(x.read("sys/fs/cgroup/cpu.max"), " ")
 	allowed, err1 := strconv.ParseFloat(quota, 64)
@@ -41,13 +42,16 @@ func (x *examination) cpu() {
 	}
 	if err1 == nil && err2 == nil && per > 0 && float64(threads) > allowed/per+0.5 {
 		n := max(1, int(allowed/per))
-		x.warn("cpu limit", fmt.Sprintf("--threads %d", n), "%d threads share %.1f cores, which the control group allows: they "+
-			"wait for each other", threads, allowed/per)
+		x.warn("cpu limit", fmt.Sprintf("--threads %d", n),
+			"%d threads share %.1f cores, which the control group allows: they "+
+				"wait for each other", threads, allowed/per)
 	}
-	governor, driver := "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "sys/devices/system/cpu/cpu0/cpufreq/scaling_driver"
+	governor, driver := "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
+		"sys/devices/system/cpu/cpu0/cpufreq/scaling_driver"
 	// intel_pstate and amd_pstate raise the clock in their powersave, too.
 	if x.read(governor) == "powersave" && !strings.Contains(x.read(driver), "pstate") {
-		x.warn("cpu clock", "cpupower frequency-set -g performance", "the governor powersave keeps the cores at their lowest clock")
+		x.warn("cpu clock", "cpupower frequency-set -g performance",
+			"the governor powersave keeps the cores at their lowest clock")
 	}
 }
 
@@ -86,8 +90,9 @@ func (x *examination) memory() {
 		x.fail("memory", "smaller models, a card by --device, or end what holds memory (ps aux --sort=-rss)",
 			"models for the CPU have %s, %s has %s left", size(need), where, size(left))
 	case need+need/8 > left:
-		x.warn("memory", "a smaller --max-ctx, --cache-type-k q8_0", "models for the CPU have %s of %s that %s has left: little "+
-			"remains for contexts", size(need), size(left), where)
+		x.warn("memory", "a smaller --max-ctx, --cache-type-k q8_0",
+			"models for the CPU have %s of %s that %s has left: little "+
+				"remains for contexts", size(need), size(left), where)
 	default:
 		x.ok("memory", "%s left, models for the CPU have %s", size(left), size(need))
 	}
@@ -103,7 +108,8 @@ func (x *examination) clock() {
 	}
 	switch source := x.read("sys/devices/system/clocksource/clocksource0/current_clocksource"); source {
 	case "hpet", "acpi_pm", "jiffies":
-		x.warn("clock", "dmesg | grep -i clocksource", "the clock source %s takes microseconds to read, tsc nanoseconds", source)
+		x.warn("clock", "dmesg | grep -i clocksource", "the clock source %s takes microseconds to read, tsc nanoseconds",
+			source)
 	default:
 		x.ok("clock", "%s", now.Format(time.DateTime))
 	}
@@ -139,7 +145,8 @@ func (x *examination) programs() {
 			x.fail("programs", "make build, or name their folder by --programs", "%s does not run: %v", program, err)
 		case !strings.Contains(version+" ", " "+x.plan.Version+" "):
 			good = false
-			x.fail("programs", "make build, or install all programs of one release", "%s is of another version: %q, not %s", name,
+			x.fail("programs", "make build, or install all programs of one release", "%s is of another version: %q, not %s",
+				name,
 				version, x.plan.Version)
 		}
 	}

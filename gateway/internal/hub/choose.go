@@ -139,7 +139,10 @@ func Choose(repo string, models []Model, choice string) (Model, error) {
 
 // DraftFor finds the draft that lies beside a target: the only one, or the one of its quantisation.
 func DraftFor(target Model, models []Model) (Model, bool) {
-	drafts := slices.DeleteFunc(slices.Clone(models), func(m Model) bool { return !m.IsDraft() || m.Path() == target.Path() })
+	drafts := slices.DeleteFunc(slices.Clone(models), func(m Model) bool {
+		return !m.IsDraft() ||
+			m.Path() == target.Path()
+	})
 	if len(drafts) > 1 {
 		drafts = slices.DeleteFunc(drafts, func(m Model) bool { return m.quantisation() != target.quantisation() })
 	}

@@ -337,7 +337,8 @@ func (f *fetch) fetchPiece(ctx context.Context, i int) error {
 	}
 	found := contentRange.FindStringSubmatch(response.Header.Get("Content-Range"))
 	if found == nil {
-		return fmt.Errorf("the server sends a part without saying which (Content-Range %q)", response.Header.Get("Content-Range"))
+		return fmt.Errorf("the server sends a part without saying which (Content-Range %q)",
+			response.Header.Get("Content-Range"))
 	}
 	from, _ := strconv.ParseInt(found[1], 10, 64)
 	total, _ := strconv.ParseInt(found[3], 10, 64)

@@ -235,7 +235,8 @@ func (c *Client) Files(ctx context.Context, repo, revision string) ([]File, erro
 // safePath says whether a path stays inside the folder that it is added to, and is none of our own files.
 func safePath(path string) bool {
 	for part := range strings.SplitSeq(path, "/") {
-		if part == "" || part == "." || part == ".." || strings.ContainsAny(part, "\x00\\") || strings.HasSuffix(part, partSuffix) {
+		if part == "" || part == "." || part == ".." || strings.ContainsAny(part, "\x00\\") || strings.HasSuffix(part,
+			partSuffix) {
 			return false
 		}
 	}

@@ -43,7 +43,8 @@ func TestFetch(t *testing.T) {
 	if err := os.Truncate(path, 5); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.Fetch(t.Context(), h.file("m.gguf")); err == nil || !strings.Contains(err.Error(), "is there with 5 bytes") {
+	if _, err := d.Fetch(t.Context(), h.file("m.gguf")); err == nil || !strings.Contains(err.Error(),
+		"is there with 5 bytes") {
 		t.Errorf("another file of that name: %v", err)
 	}
 }
@@ -97,10 +98,12 @@ func TestFaults(t *testing.T) {
 		fault func(w http.ResponseWriter, r *http.Request, n int) bool
 		want  string // in the error; empty: it is mended
 	}{
-		"connections are cut":        {sometimes(cut), ""},
-		"all connections are cut":    {always(cut), ""}, // each brings a bit more
-		"connections bring nothing":  {always(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }), "tried 6 times"},
-		"ranges are ignored":         {always(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(contents()) }), ""},
+		"connections are cut":     {sometimes(cut), ""},
+		"all connections are cut": {always(cut), ""}, // each brings a bit more
+		"connections bring nothing": {always(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }),
+			"tried 6 times"},
+		"ranges are ignored": {always(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(contents()) }),
+			""},
 		"wrong ranges, sometimes":    {sometimes(wrongRange), ""},
 		"wrong ranges":               {always(wrongRange), "sends bytes from 1, asked for 0"},
 		"no range in the answer":     {always(status(http.StatusPartialContent)), "without saying which"},
@@ -263,7 +266,8 @@ func TestFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	d := h.download(dir)
 	d.free = func(string) (int64, error) { return 5000, nil }
-	if _, err := d.Fetch(t.Context(), h.file("m.gguf")); err == nil || !strings.Contains(err.Error(), "4.9 KiB left") || h.n > 0 {
+	if _, err := d.Fetch(t.Context(), h.file("m.gguf")); err == nil || !strings.Contains(err.Error(), "4.9 KiB left") ||
+		h.n > 0 {
 		t.Errorf("%v after %d requests", err, h.n)
 	}
 	h.check(dir, nil)
@@ -338,7 +342,8 @@ func TestList(t *testing.T) {
 		return true
 	}
 	files, err = h.client().Files(t.Context(), "o/m", "main")
-	if d := cmp.Diff([]File{{Path: "1", Size: 1, Blob: "o"}, {Path: "2", Size: 2, Blob: "o"}}, files); d != "" || err != nil {
+	if d := cmp.Diff([]File{{Path: "1", Size: 1, Blob: "o"}, {Path: "2", Size: 2, Blob: "o"}}, files); d != "" ||
+		err != nil {
 		t.Error(d, err)
 	}
 	for _, bad := range []string{"../x", "/etc/x", "a//b", "a/./b", `a\\b`, "x.part"} {
@@ -399,7 +404,8 @@ func TestRedirects(t *testing.T) {
 
 func TestChoose(t *testing.T) {
 	var files []File
-	for _, path := range []string{"README.md", "M-Q4_K_M.gguf", "M-Q8_0.gguf", "UD/M-UD-IQ4_XS.gguf", "M-DFlash-Q8_0.gguf",
+	for _, path := range []string{"README.md", "M-Q4_K_M.gguf", "M-Q8_0.gguf", "UD/M-UD-IQ4_XS.gguf",
+		"M-DFlash-Q8_0.gguf",
 		"mmproj-F16.gguf", "M-BF16-00001-of-00002.gguf", "M-BF16-00002-of-00002.gguf", "M-F32-00001-of-00003.gguf",
 		"M-F32-00003-of-00003.gguf"} {
 		files = append(files, File{Path: path, Size: 10})
@@ -407,8 +413,9 @@ func TestChoose(t *testing.T) {
 	models := Models(files)
 	for choice, want := range map[string]string{
 		"Q4_K_M": "M-Q4_K_M.gguf", "q8_0": "M-Q8_0.gguf", "UD-IQ4_XS": "UD/M-UD-IQ4_XS.gguf", "M-Q8_0": "M-Q8_0.gguf",
-		"M-DFlash-Q8_0.gguf": "M-DFlash-Q8_0.gguf", "bf16": "M-BF16-00001-of-00002.gguf", "mmproj-F16.gguf": "mmproj-F16.gguf",
-		"Q4": "", "": "", "F32": "", "F16": "",
+		"M-DFlash-Q8_0.gguf": "M-DFlash-Q8_0.gguf", "bf16": "M-BF16-00001-of-00002.gguf",
+		"mmproj-F16.gguf": "mmproj-F16.gguf",
+		"Q4":              "", "": "", "F32": "", "F16": "",
 	} {
 		m, err := Choose("o/m", models, choice)
 		if want == "" && (err == nil || !strings.Contains(err.Error(), "o/m:M-Q4_K_M.gguf  10 B")) ||
@@ -429,8 +436,10 @@ func TestChoose(t *testing.T) {
 }
 
 func TestRefs(t *testing.T) {
-	for text, want := range map[string]Ref{"o/m": {"o/m", ""}, "o/m:Q4_K_M": {"o/m", "Q4_K_M"}, "o/m:d/x.gguf": {"o/m", "d/x.gguf"},
-		"m.gguf": {}, "/o/m": {}, "o/m/x": {}, "../m:x": {}, "o/m:../x": {}, "o/m:/x": {}, "what is o/m:x?": {}, "o/..": {}, "o/m:": {}} {
+	for text, want := range map[string]Ref{"o/m": {"o/m", ""}, "o/m:Q4_K_M": {"o/m", "Q4_K_M"}, "o/m:d/x.gguf": {"o/m",
+		"d/x.gguf"},
+		"m.gguf": {}, "/o/m": {}, "o/m/x": {}, "../m:x": {}, "o/m:../x": {}, "o/m:/x": {}, "what is o/m:x?": {},
+		"o/..": {}, "o/m:": {}} {
 		if got, ok := ParseRef(text); got != want || ok != (want != Ref{}) {
 			t.Errorf("%q: %+v, %v", text, got, ok)
 		}
@@ -441,7 +450,8 @@ func TestFind(t *testing.T) {
 	dir := t.TempDir()
 	s := Store{dir}
 	for _, path := range []string{"a-Q4_0.gguf", "a-Q8_0.gguf", "b-Q2_K.gguf.part"} {
-		if err := errors.Join(os.MkdirAll(filepath.Join(dir, "o", "m"), 0o755), os.WriteFile(s.Path("o/m", path), []byte("abc"), 0o644)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Join(dir, "o", "m"), 0o755), os.WriteFile(s.Path("o/m", path),
+			[]byte("abc"), 0o644)); err != nil {
 			t.Fatal(err)
 		}
 	}

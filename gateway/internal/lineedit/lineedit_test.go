@@ -121,7 +121,8 @@ func TestMessages(t *testing.T) {
 		"backslash":         {"one \\\rtwo\\\rthree\r", "one \ntwo\nthree", false},
 		"slash":             {"/set seed 7\r", "/set seed 7", true},
 		"slash, not first":  {" /etc is what?\r", "/etc is what?", false},
-		"pasted":            {pasteBegin + strings.ReplaceAll(goFile, "\n", "\r") + pasteEnd + "\r", strings.TrimSpace(goFile), false},
+		"pasted": {pasteBegin + strings.ReplaceAll(goFile, "\n", "\r") + pasteEnd + "\r",
+			strings.TrimSpace(goFile), false},
 		"pasted in words": {"What does this do? " + pasteBegin + "a\r\nb" + pasteEnd + " And why?\r",
 			"What does this do? a\nb And why?", false},
 		"pasted in quotes": {"\"\"\"x\r" + pasteBegin + "a\n\"\"\"\nb" + pasteEnd + "\r\"\"\"\r", "x\na\n\"\"\"\nb", false},
@@ -226,7 +227,8 @@ func TestHistoryFile(t *testing.T) {
 
 func TestHistoryIsShortened(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "history")
-	if err := os.WriteFile(path, []byte(strings.Repeat("old\n", 7)+strings.Repeat("new\n", historyLines)), 0o644); err != nil {
+	if err := os.WriteFile(path, []byte(strings.Repeat("old\n", 7)+strings.Repeat("new\n", historyLines)),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	h := openHistory(path, nil)
@@ -255,7 +257,8 @@ func TestHistoryThatCannotBeWritten(t *testing.T) {
 
 // TestPasteInPieces: marks may be cut anywhere.
 func TestPasteInPieces(t *testing.T) {
-	r := &pasteReader{in: iotest.OneByteReader(strings.NewReader("a\x1b[A" + pasteBegin + "x\ny" + pasteEnd + "\x1b[2~b\r"))}
+	keys := "a\x1b[A" + pasteBegin + "x\ny" + pasteEnd + "\x1b[2~b\r"
+	r := &pasteReader{in: iotest.OneByteReader(strings.NewReader(keys))}
 	got, err := io.ReadAll(r)
 	if err != nil || string(got) != "a\x1b[A[pasted text 1, 2 lines]\x1b[2~b\r" {
 		t.Errorf("%q, %v", got, err)

@@ -23,22 +23,24 @@ var renditions = regexp.MustCompile("\x1b\\[[0-9]*m")
 
 // spell writes renditions as tags, which are easier to read.
 func spell(s string) string {
-	return strings.NewReplacer(bold, "<b>", dim, "<dim>", italic, "<i>", underline, "<u>", cyan, "<c>", plain, "</>").Replace(s)
+	return strings.NewReplacer(bold, "<b>", dim, "<dim>", italic, "<i>", underline, "<u>", cyan, "<c>", plain,
+		"</>").Replace(s)
 }
 
 func TestMarks(t *testing.T) {
 	for name, c := range map[string]struct{ in, want string }{
-		"plain":          {"Some words.\nAnd more.", "Some words.\nAnd more."},
-		"inline":         {"a **b** *c* `d*e` f\n", "a <b>b</> <i>c</> <c>d*e</> f\n"},
-		"nested":         {"**a *b* c**", "<b>a <i>b</><b> c</>"},
-		"not marks":      {"2 * 3 = 6, snake_case_name, a < b, x[1]!\n", "2 * 3 = 6, snake_case_name, a < b, x[1]!\n"},
-		"escaped":        {`\*no\*`, "*no*"},
-		"open":           {"a **b", "a **b"},
-		"heading":        {"## A `b` c ##d\ntext", "<b><u>A <c>b</><b><u> c ##d</>\ntext"},
-		"no heading":     {"#hash", "#hash"},
-		"list":           {"- a\n  * **b**\n1. c\n", "• a\n  • <b>b</>\n1. c\n"},
-		"no list":        {"-a\n**b** c\n10", "-a\n<b>b</> c\n10"},
-		"rule":           {"---\n* * *\n", "<dim>" + strings.Repeat("─", 20) + "</>\n<dim>" + strings.Repeat("─", 20) + "</>\n"},
+		"plain":      {"Some words.\nAnd more.", "Some words.\nAnd more."},
+		"inline":     {"a **b** *c* `d*e` f\n", "a <b>b</> <i>c</> <c>d*e</> f\n"},
+		"nested":     {"**a *b* c**", "<b>a <i>b</><b> c</>"},
+		"not marks":  {"2 * 3 = 6, snake_case_name, a < b, x[1]!\n", "2 * 3 = 6, snake_case_name, a < b, x[1]!\n"},
+		"escaped":    {`\*no\*`, "*no*"},
+		"open":       {"a **b", "a **b"},
+		"heading":    {"## A `b` c ##d\ntext", "<b><u>A <c>b</><b><u> c ##d</>\ntext"},
+		"no heading": {"#hash", "#hash"},
+		"list":       {"- a\n  * **b**\n1. c\n", "• a\n  • <b>b</>\n1. c\n"},
+		"no list":    {"-a\n**b** c\n10", "-a\n<b>b</> c\n10"},
+		"rule": {"---\n* * *\n", "<dim>" + strings.Repeat("─", 20) + "</>\n<dim>" + strings.Repeat("─",
+			20) + "</>\n"},
 		"quote":          {"> a *b*\n", "<dim>│ </>a <i>b</>\n"},
 		"code":           {"```go\nx := *p\n\n  # y\n```\n*z*", "<dim>```go</>\n<c>x := *p</>\n\n<c>  # y</>\n<dim>```</>\n<i>z</>"},
 		"longer fence":   {"````\n```\n````\na", "<dim>````</>\n<c>```</>\n<dim>````</>\na"},
@@ -81,7 +83,8 @@ func TestWordsAreShownAtOnce(t *testing.T) {
 	m := New(&b)
 	for _, c := range []struct{ write, shown string }{
 		{"One tw", "One "}, {"o ", "One two "}, {"is **bo", "One two is "}, {"ld te", "One two is "},
-		{"xt** and ", "One two is bold text and "}, {"so", "One two is bold text and "}, {"\n", "One two is bold text and so\n"},
+		{"xt** and ", "One two is bold text and "}, {"so", "One two is bold text and "}, {"\n",
+			"One two is bold text and so\n"},
 	} {
 		_, _ = m.Write([]byte(c.write))
 		if got := renditions.ReplaceAllString(b.String(), ""); got != c.shown {
