@@ -114,7 +114,7 @@ func (t *Traces) describe(s sdktrace.ReadOnlySpan) *tandemv1.TraceSpan {
 		}
 	}
 	for _, kv := range s.Attributes() {
-		m.Attributes[string(kv.Key)] = kv.Value.Emit()
+		m.Attributes[string(kv.Key)] = kv.Value.String()
 	}
 	return m
 }

@@ -75,7 +75,9 @@ func Start(t testing.TB) *Collector {
 	web := httptest.NewServer(mux)
 	t.Cleanup(func() {
 		server.Stop()
-		<-served
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
 		web.Close()
 	})
 	c.GRPC, c.HTTP = "http://"+lis.Addr().String(), web.URL

@@ -321,11 +321,11 @@ var contentRange = regexp.MustCompile(`^bytes ([0-9]+)-([0-9]+)/([0-9]+)$`)
 func (f *fetch) fetchPiece(ctx context.Context, i int) error {
 	start := int64(i)*f.state.Piece + f.doneOf(i)
 	end := min(int64(i+1)*f.state.Piece, f.file.Size)
-	response, stop, err := f.open(ctx, fmt.Sprintf("bytes=%d-%d", start, end-1))
+	response, err := f.open(ctx, fmt.Sprintf("bytes=%d-%d", start, end-1))
 	if err != nil {
 		return err
 	}
-	defer stop()
+	defer response.Body.Close()
 	switch response.StatusCode {
 	case http.StatusPartialContent:
 	case http.StatusOK:
@@ -368,37 +368,41 @@ func (f *fetch) validate(response *http.Response) error {
 	return nil
 }
 
-// open asks for the file, or a range of it. stop ends the answer.
-func (f *fetch) open(ctx context.Context, byteRange string) (response *http.Response, stop func(), err error) {
+// open asks for the file, or a range of it. The caller closes the body of the answer.
+func (f *fetch) open(ctx context.Context, byteRange string) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	header := http.Header{}
 	if byteRange != "" {
 		header.Set("Range", byteRange)
 	}
-	response, err = f.Client.get(ctx, f.Client.address(f.Repo, f.Revision, f.file.Path), header)
+	response, err := f.Client.get(ctx, f.Client.address(f.Repo, f.Revision, f.file.Path), header)
 	if err != nil {
 		cancel(nil)
-		return nil, nil, err
+		return nil, err
 	}
 	// A connection that is open and dead would wait for ever.
 	timer := time.AfterFunc(f.Client.silence, func() {
 		cancel(fmt.Errorf("the server sent nothing for %v", f.Client.silence))
 	})
-	body := response.Body
-	response.Body = &watchedBody{ReadCloser: body, ctx: ctx, timer: timer, silence: f.Client.silence}
-	return response, func() {
-		timer.Stop()
-		body.Close()
-		cancel(nil)
-	}, nil
+	response.Body = &watchedBody{ReadCloser: response.Body, ctx: ctx, cancel: cancel, timer: timer,
+		silence: f.Client.silence}
+	return response, nil
 }
 
 // watchedBody puts the end of a silent connection off as long as it is read from.
 type watchedBody struct {
 	io.ReadCloser
 	ctx     context.Context
+	cancel  context.CancelCauseFunc
 	timer   *time.Timer
 	silence time.Duration
+}
+
+// Close ends the request.
+func (b *watchedBody) Close() error {
+	b.timer.Stop()
+	defer b.cancel(nil)
+	return b.ReadCloser.Close()
 }
 
 func (b *watchedBody) Read(p []byte) (int, error) {
@@ -452,11 +456,11 @@ func (f *fetch) note(i int, n int64) error {
 func (f *fetch) wholeFile(ctx context.Context) error {
 	return f.Client.retry(ctx, func() (bool, error) {
 		f.reset()
-		response, stop, err := f.open(ctx, "")
+		response, err := f.open(ctx, "")
 		if err != nil {
 			return false, err
 		}
-		defer stop()
+		defer response.Body.Close()
 		if response.StatusCode != http.StatusOK {
 			return false, f.Client.refuse(response, f.Repo, "asking for the file")
 		}
