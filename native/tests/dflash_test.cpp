@@ -112,7 +112,7 @@ TEST(appends_of_several_sequences) {
 }
 
 // Sliding layers keep their window. Sequences that grow side by side take over each other's pages, and propose what one
-// proposes that is made anew: from its features, a fork, a snapshot, an export.
+// proposes that is made again: from its features, a fork, a snapshot, an export.
 TEST(sliding_layers_keep_a_window) {
   for (const std::vector<bool>& sliding : {std::vector<bool>{true, false}, {true, true}}) {
     Spec s;

@@ -155,8 +155,8 @@ func (withoutStatus) Status() sdktrace.Status { return sdktrace.Status{} }
 // TracerProvider returns the provider; it is never nil.
 func (t *Traces) TracerProvider() trace.TracerProvider { return t.provider }
 
-// OnSlow has the traces exported of requests that came to this process, were not sampled, and took so long or failed; do
-// is called for each of them and must not block. It is called before the first request.
+// OnSlow has the traces exported of requests that came to this process, were not sampled, and took so long or failed.
+// do is called for each of them and must not block. OnSlow is called before the first request.
 func (t *Traces) OnSlow(limit time.Duration, do func(trace.TraceID)) {
 	if t.kept != nil {
 		t.kept.slow, t.kept.onSlow = limit, do

@@ -39,7 +39,7 @@ func newTrace() (id, traceparent string) {
 // question is long enough to be compressed.
 var question = strings.Repeat("The sky over the harbour was grey, and the boats lay still. ", 60) + "What is DDTree?"
 
-// posted sends a body with a traceparent and an id, and hands the lines of the answer to read, which says when to leave.
+// posted sends a body with a traceparent and an id, and passes the lines of the answer to leave, which says when to go.
 func posted(ctx context.Context, url, traceparent, id, body string, leave func(line string) bool) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -106,7 +106,8 @@ func TestTraces(t *testing.T) {
 				chats...)},
 		{name: "cancelled", path: "/v1/completions", body: `{"stream":true,"prompt":"Write a long Go program.",` + long + `}`,
 			operation: "text_completion", outcome: "cancelled", want: all, leave: after(20)},
-		{name: "failed over", path: "/v1/completions", body: `{"stream":true,"prompt":"Write a long Go program.",` + long + `}`,
+		{name: "failed over", path: "/v1/completions",
+			body:      `{"stream":true,"prompt":"Write a long Go program.",` + long + `}`,
 			operation: "text_completion", want: append([]string{"replay"}, all...), leave: killing(t, cl, 20)},
 	}
 	for _, tt := range cases {

@@ -136,7 +136,7 @@ func TestChatOnATerminal(t *testing.T) {
 	d.typed("again\r", "5 bytes")
 	d.typed("/clear\r", "> ")
 	d.typed("/set system\r", "system = –")
-	d.typed("anew\r", "4 bytes")
+	d.typed("next\r", "4 bytes")
 	d.typed("\x04", "\r\n")
 	if code := testwait.For(t, d.ended, "the end"); code != 0 {
 		t.Errorf("status %d", code)
@@ -154,7 +154,7 @@ func TestChatOnATerminal(t *testing.T) {
 	second := append(first[:2:2], said(5), "u "+pastedGo)
 	third := append(second[:4:4], said(len(pastedGo)), "u a\nb")
 	fourth := append(third[:6:6], said(3), "u again")
-	if diff := cmp.Diff([][]string{first, second, third, fourth, {"u anew"}}, contents); diff != "" {
+	if diff := cmp.Diff([][]string{first, second, third, fourth, {"u next"}}, contents); diff != "" {
 		t.Error(diff)
 	}
 	last := d.requests()[4]

@@ -240,7 +240,7 @@ func (f *StoreFlags) resolve(path string) (string, error) {
 	}
 	found, err := store.Find(ref)
 	if errors.Is(err, hub.ErrMissing) && ref.Choice == "" {
-		return path, nil // a path like models/x, which the caller reports
+		return path, nil // looks like a path, which the caller reports
 	}
 	return found, err
 }

@@ -150,7 +150,8 @@ func (w *WorkerFlags) validate() error {
 	if len(w.TargetDevices) > 0 && w.TargetDevice != "" {
 		problems = append(problems, errors.New("--target-device: --target-devices says where the target runs"))
 	}
-	problems = append(problems, workernode.CheckStages(w.TargetDevices, w.TargetStages, w.TargetLayerSplit, w.StageRowType))
+	problems = append(problems,
+		workernode.CheckStages(w.TargetDevices, w.TargetStages, w.TargetLayerSplit, w.StageRowType))
 	return errors.Join(problems...)
 }
 

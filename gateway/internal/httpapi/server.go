@@ -186,7 +186,8 @@ func New(cfg Config, deps Deps) *Server {
 	s := &Server{
 		cfg: cfg, turns: deps.Turns, openai: deps.OpenAI, cluster: deps.Cluster, targets: deps.Targets, memory: deps.Memory,
 		model: deps.Model, metrics: deps.Metrics, scrapes: deps.Scrape, log: deps.Logger,
-		tracer: newTracer(deps.Tracer), traces: deps.Traces, bodies: deps.Bodies, draining: deps.Draining, scorerReady: deps.ScorerReady,
+		tracer: newTracer(deps.Tracer), traces: deps.Traces, bodies: deps.Bodies,
+		draining: deps.Draining, scorerReady: deps.ScorerReady,
 		envelope: deps.Envelope, routes: map[string]*route{},
 	}
 	s.add("GET", "/", accessOpen, false, s.health)

@@ -61,8 +61,8 @@ func TestMarks(t *testing.T) {
 
 // TestAllCutsAgree: what is shown does not depend on the pieces in which the text comes.
 func TestAllCutsAgree(t *testing.T) {
-	parts := []string{"a", "bc", " ", "  ", "\n", "*", "**", "_", "`", "```", "~~~", "#", "##", "-", "- ", "1", ".", "1. ", ">",
-		"> ", "|", "[", "](u)", "]", "!", "<b>", "<", "\\", "é", "世", "\t", "\x1b"}
+	parts := []string{"a", "bc", " ", "  ", "\n", "*", "**", "_", "`", "```", "~~~", "#", "##", "-", "- ", "1", ".", "1. ",
+		">", "> ", "|", "[", "](u)", "]", "!", "<b>", "<", "\\", "é", "世", "\t", "\x1b"}
 	rapid.Check(t, func(t *rapid.T) {
 		text := strings.Join(rapid.SliceOfN(rapid.SampledFrom(parts), 0, 30).Draw(t, "parts"), "")
 		whole := rendered(text)

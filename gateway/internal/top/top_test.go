@@ -43,10 +43,12 @@ func samples(t *testing.T) (before, now Sample) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	later := strings.NewReplacer(`"generated_tokens":1000`, `"generated_tokens":1241`, `"prompt_tokens":5000`, `"prompt_tokens":6000`,
+	later := strings.NewReplacer(`"generated_tokens":1000`, `"generated_tokens":1241`,
+		`"prompt_tokens":5000`, `"prompt_tokens":6000`,
 		`"drafted_tokens":100`, `"drafted_tokens":300`, `"accepted_tokens":50`, `"accepted_tokens":170`,
 		`"decode_seconds":1`, `"decode_seconds":3`, `"draft_wait_seconds":0.5`, `"draft_wait_seconds":0.7`,
-		`"prefix_cache_lookups":1`, `"prefix_cache_lookups":5`, `"prefix_cache_hits":1`, `"prefix_cache_hits":2`).Replace(clusterBody)
+		`"prefix_cache_lookups":1`, `"prefix_cache_lookups":5`,
+		`"prefix_cache_hits":1`, `"prefix_cache_hits":2`).Replace(clusterBody)
 	now, err = Look(t.Context(), at.Add(2*time.Second), asks(map[string]string{"/cluster": later,
 		"/metrics": metricsBody}))
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package traces shows where the time of a request went, in all processes that had a part in it: it asks the workers for
-// the spans that they keep, and has them export those of requests that turned out slow.
+// Package traces shows where the time of a request went, in all processes that had a part in it. It asks the workers
+// for the spans that they keep, and has them export those of requests that turned out slow.
 package traces
 
 import (

@@ -32,8 +32,8 @@ const (
 type TelemetryServiceClient interface {
 	// GetTrace returns the spans of a trace that have ended and are still kept. May be retried.
 	GetTrace(ctx context.Context, in *GetTraceRequest, opts ...grpc.CallOption) (*GetTraceResponse, error)
-	// ExportTrace sends the spans of a trace to the collector although the trace was not sampled: those that are kept, and
-	// those that end later. Does nothing where there is no collector. May be retried.
+	// ExportTrace sends the spans of a trace to the collector although the trace was not sampled: those that are kept and
+	// those that end later. Without a collector it does nothing. May be retried.
 	ExportTrace(ctx context.Context, in *ExportTraceRequest, opts ...grpc.CallOption) (*ExportTraceResponse, error)
 }
 
@@ -74,8 +74,8 @@ func (c *telemetryServiceClient) ExportTrace(ctx context.Context, in *ExportTrac
 type TelemetryServiceServer interface {
 	// GetTrace returns the spans of a trace that have ended and are still kept. May be retried.
 	GetTrace(context.Context, *GetTraceRequest) (*GetTraceResponse, error)
-	// ExportTrace sends the spans of a trace to the collector although the trace was not sampled: those that are kept, and
-	// those that end later. Does nothing where there is no collector. May be retried.
+	// ExportTrace sends the spans of a trace to the collector although the trace was not sampled: those that are kept and
+	// those that end later. Without a collector it does nothing. May be retried.
 	ExportTrace(context.Context, *ExportTraceRequest) (*ExportTraceResponse, error)
 	mustEmbedUnimplementedTelemetryServiceServer()
 }

@@ -52,7 +52,8 @@ type HostConfig struct {
 	// HangLimit is how long a process may show no sign of life before it is killed, see procwatch; 0 = its default,
 	// negative = for ever.
 	HangLimit time.Duration
-	// Traces shows the spans of the engines with those of this process, and continues its traces in scorers; nil = neither.
+	// Traces shows the spans of the engines with those of this process, and continues its traces in scorers; nil = none
+	// of both.
 	Traces *telemetry.Traces
 	// StderrLines is how many of the last lines are kept for the post-mortem, 0 = 40.
 	StderrLines int

@@ -12,8 +12,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// tracing makes a span for every proposal of a stream whose question names one of the target's: the target chooses which
-// rounds are traced, and the others cost nothing.
+// tracing makes a span for every proposal whose question names a span of the target: the target chooses which rounds
+// are traced, and the others cost nothing.
 type tracing struct {
 	tracer trace.Tracer      // nil = nothing is traced
 	parent trace.SpanContext // of the stream

@@ -10,8 +10,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// tracing makes the spans of a slot's request: of its phases (wait, restore, prefill, replay, decode), and below them of
-// chosen steps of the prompt and chosen rounds. The engine and the draft make theirs below those of steps and rounds.
+// tracing makes the spans of a slot's request: of its phases (wait, restore, prefill, replay, decode), and below them
+// of chosen steps of the prompt and chosen rounds. Engine and draft make theirs below those of steps and rounds.
 // A request without a recorded span costs nothing, and neither does a step that is not chosen.
 type tracing struct {
 	tracer trace.Tracer // nil = no request is traced
@@ -30,8 +30,8 @@ func newTracing(p trace.TracerProvider) tracing {
 	return tracing{tracer: p.Tracer("github.com/tandem-inference/tandem/worker-target")}
 }
 
-// allSteps is how many steps of a prompt, and rounds, have a span before only every 2^k-th has one: a request of 100 000
-// rounds has 29 spans of rounds.
+// allSteps is how many steps of a prompt, and rounds, have a span before only every 2^k-th has one: a request of
+// 100,000 rounds has 28 spans of rounds.
 const allSteps = 16
 
 // chosen reports whether the n-th step or round, from 1, has a span.
