@@ -194,7 +194,7 @@ TEST(pages_before_the_window_are_freed) {
 }
 
 // A snapshot holds the pages that rows after it read, and no others; everything that is made of it has its bits.
-TEST(snapshots_hold_what_a_window_reads) {
+TEST(states_hold_what_a_window_reads) {
   for (const Model& m : models()) {
     EngineOptions o = windowed(kWindow, 2048);
     Engine e(m.path, o), other(m.path, o);
