@@ -50,7 +50,8 @@ type nativeEngine struct {
 	calls  uint64
 	step   cStep
 	groups []cGroup       // of step
-	pieces []cFeatureRows // of an append
+	pieces   []cFeatureRows  // of an append
+	requests []cDraftRequest // of a proposal
 	out    outInt
 }
 

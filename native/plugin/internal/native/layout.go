@@ -148,7 +148,6 @@ type cScorePrompt struct {
 	Queries   int32          `c:"n_query"`
 }
 
-// cDraftRequest has the layout of engine.DraftRequest, which is handed over as it is.
 type cDraftRequest struct {
 	Sequence    int32   `c:"sequence"`
 	Token       int32   `c:"token"`

@@ -274,9 +274,13 @@ func (e *draft) Propose(ctx context.Context, features []engine.FeatureRows, requ
 	n := len(requests) * result.Positions * result.Stride
 	result.IDs, result.Logprobs = room(result.IDs, n), room(result.Logprobs, n)
 	if len(requests) > 0 {
-		r, _, _ := purego.SyscallN(e.lib.sym.draftPropose, e.handle, uintptr(pointer(requests)), uintptr(len(requests)),
+		e.requests = room(e.requests, len(requests))
+		for k := range requests {
+			q := &requests[k]
+			e.requests[k] = cDraftRequest{int32(q.Sequence), q.Token, q.Position, q.Block, q.TopK, q.Temperature}
+		}
+		r, _, _ := purego.SyscallN(e.lib.sym.draftPropose, e.handle, uintptr(pointer(e.requests)), uintptr(len(requests)),
 			uintptr(pointer(result.IDs)), uintptr(pointer(result.Logprobs)))
-		runtime.KeepAlive(requests)
 		runtime.KeepAlive(result)
 		if err := e.check(ctx, r); err != nil {
 			return err
