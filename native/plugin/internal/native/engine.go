@@ -47,12 +47,12 @@ type nativeEngine struct {
 	done   chan struct{}
 
 	// Guarded by turn.
-	calls  uint64
-	step   cStep
-	groups []cGroup       // of step
+	calls    uint64
+	step     cStep
+	groups   []cGroup        // of step
 	pieces   []cFeatureRows  // of an append
 	requests []cDraftRequest // of a proposal
-	out    outInt
+	out      outInt
 }
 
 // outInt receives numbers from C; on the heap, since C writes to it.
