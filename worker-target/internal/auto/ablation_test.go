@@ -43,11 +43,11 @@ var parts = []part{
 		return next()
 	}},
 	{name: "narrowing with load", plan: func(m *Model, _ *Policy, next func() Plan) Plan {
-		m.costs.others, m.costs.company = 0, 0
+		m.costs.others, m.costs.otherRequests = 0, 0
 		return next()
 	}},
 	{name: "price of waiting", plan: func(m *Model, _ *Policy, next func() Plan) Plan {
-		m.costs.company = 0
+		m.costs.otherRequests = 0
 		return next()
 	}},
 	{name: "trees", chains: true},
@@ -140,7 +140,7 @@ func (s *setting) speed(texts []goldenText, without *part, seed uint64) float64 
 			rows += r.rows
 		}
 		for _, r := range open {
-			r.company, r.others = len(open)-1, rows-r.rows
+			r.otherRequests, r.others = len(open)-1, rows-r.rows
 			before, at := r.ms, r.at
 			s.round(m, r.reading, without)
 			if without.frozen {

@@ -66,8 +66,8 @@ type costs struct {
 	plain [contexts]float64
 	hop   float64 // time of a step beyond the engine's own: the round trip to it
 	// others is the running mean of the rows that other requests had in the same step; the cost of rows is what they
-	// add to those. company is the running mean of the number of these requests: all of them wait for the added time.
-	others, company float64
+	// add to those. otherRequests is the running mean of the number of these requests: all wait for the added time.
+	others, otherRequests float64
 }
 
 // trust counts measurements, which fade.
@@ -166,7 +166,7 @@ func (c *costs) otherRows() int { return int(c.others + 0.5) }
 
 // observeOthers follows the number of other requests in the same step, and of their rows.
 func (c *costs) observeOthers(requests, rows int) {
-	c.company += learn * (float64(requests) - c.company)
+	c.otherRequests += learn * (float64(requests) - c.otherRequests)
 	c.others += learn * (float64(rows) - c.others)
 }
 

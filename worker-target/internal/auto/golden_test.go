@@ -95,7 +95,7 @@ type reading struct {
 	sent   bool    // it was given the prompt without being asked, and reads beside plain steps
 	rows   int     // of the last step
 	// Of the next step: other requests, and their rows.
-	company, others int
+	otherRequests, others int
 	// noLookup: nothing is predicted by prompt lookup.
 	noLookup bool
 	// A probe: the proposal, its plan and place, and how long the draft still works on it.
@@ -191,7 +191,7 @@ func (r *reading) round(plan Plan) {
 			leaf = whole.Add(token, leaf, 0)
 		}
 	}
-	round.Rows, round.Company, round.Others, r.rows = whole.Len(), r.company, r.others, whole.Len()
+	round.Rows, round.OtherRequests, round.Others, r.rows = whole.Len(), r.otherRequests, r.others, whole.Len()
 	path := r.follow(&whole, r.at, len(r.text.Greedy))
 	if round.Tree != nil {
 		round.Path = path[:min(len(path), t.Len())]

@@ -72,8 +72,8 @@ type Round struct {
 	Length int // context length before the round
 	Rows   int
 	Others int // rows of other requests that ran together with these
-	// Company is the number of those requests.
-	Company int
+	// OtherRequests is the number of those requests.
+	OtherRequests int
 	// Beside are the rows of prompts that ran in the same step. If there are any, the step's time is not used
 	// for estimates.
 	Beside int
@@ -140,7 +140,7 @@ func (m *Model) Hop() time.Duration {
 func (m *Model) ObservePlain(r *Round) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.costs.observeOthers(r.Company, r.Others)
+	m.costs.observeOthers(r.OtherRequests, r.Others)
 	m.flow.observe(1, r.Verify.Seconds()+m.costs.hop)
 	if r.Beside > 0 {
 		return
@@ -393,7 +393,7 @@ func (p *Policy) Observe(r *Round) {
 		verify = c.step(r.Rows+r.Others, r.Length)
 		wall = verify + c.hop
 	}
-	c.observeOthers(r.Company, r.Others)
+	c.observeOthers(r.OtherRequests, r.Others)
 	p.flow.observe(float64(r.tokens()), verify+c.hop+r.Draft.Seconds())
 	p.m.flow.observe(float64(r.tokens()), verify+c.hop+r.Draft.Seconds())
 	if !r.Plan.Kind.Drafts() {

@@ -28,7 +28,7 @@ func (p *Policy) waiting() float64 {
 	if own, all := p.flow.speed(), p.m.flow.speed(); own > 0 && all > 0 {
 		weight = clamp(all/own, 1.0/mostWeight, mostWeight)
 	}
-	return weight * p.m.costs.company
+	return weight * p.m.costs.otherRequests
 }
 
 // price is the cost of a round of so many rows for all requests of its step, in seconds of this one: the round's time,

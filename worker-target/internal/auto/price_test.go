@@ -16,7 +16,7 @@ func busy(requests, tokens int) *Model {
 	}
 	p := m.NewRequest(0, worldRows, nil)
 	for range 200 {
-		r := &Round{Length: 100, Rows: tokens, Company: requests - 1, Others: requests - 1}
+		r := &Round{Length: 100, Rows: tokens, OtherRequests: requests - 1, Others: requests - 1}
 		r.Path = make([]int32, tokens)
 		r.Verify = ms(7.5 + 2.5*float64(r.Rows+r.Others))
 		r.Wall = r.Verify + time.Microsecond
@@ -65,8 +65,8 @@ func TestFasterOthersCostMore(t *testing.T) {
 	}
 }
 
-// TestTreesShrinkInCompany: a draft's proposal is cut to fewer rows where others wait for them.
-func TestTreesShrinkInCompany(t *testing.T) {
+// TestTreesShrinkBesideOthers: a draft's proposal is cut to fewer rows where others wait for them.
+func TestTreesShrinkBesideOthers(t *testing.T) {
 	rows := func(requests int) int {
 		m := busy(requests, 1)
 		p := m.NewRequest(worldBlock, worldRows, nil)
@@ -84,11 +84,11 @@ func TestTreesShrinkInCompany(t *testing.T) {
 	}
 }
 
-// TestPlainRequestsCount: requests that never draft are company, too.
+// TestPlainRequestsCount: requests that never draft count, too.
 func TestPlainRequestsCount(t *testing.T) {
 	m := busy(1, 1)
 	for range 200 {
-		m.ObservePlain(&Round{Length: 100, Rows: 1, Company: 3, Others: 3, Verify: ms(17.5), Wall: ms(17.6)})
+		m.ObservePlain(&Round{Length: 100, Rows: 1, OtherRequests: 3, Others: 3, Verify: ms(17.5), Wall: ms(17.6)})
 	}
 	if p := m.NewRequest(0, worldRows, nil); p.waiting() < 2.99 || p.waiting() > 3.01 {
 		t.Errorf("3 other requests count as %.2f", p.waiting())

@@ -81,7 +81,7 @@ func TestRoundBesidePrompt(t *testing.T) {
 		before[rows] = m.Verify(rows, 100)
 	}
 	slow := 400 * time.Millisecond
-	m.ObservePlain(&Round{Length: 100, Rows: 1, Others: 3, Company: 3, Beside: 448, Verify: slow, Wall: slow})
+	m.ObservePlain(&Round{Length: 100, Rows: 1, Others: 3, OtherRequests: 3, Beside: 448, Verify: slow, Wall: slow})
 	p := m.NewRequest(8, 16, []int32{1, 2, 3, 4, 5, 6})
 	tree := &ddtree.Tree{}
 	tree.Reset(1)

@@ -29,7 +29,7 @@ func (s *Slot) round(ctx context.Context) (tandemv1.FinishReason, error) {
 	s.endRound(rows, len(path)-1, len(s.out.Tokens()))
 	s.spec.Observe(&speculate.Verified{
 		Before: before, After: s.seq.Length(), Path: path, Tokens: s.out.Tokens(), Added: added,
-		Others: result.Others(), Company: result.Company(), Beside: result.Beside(), Verify: verify, Wall: wall,
+		Others: result.Others(), OtherRequests: result.OtherRequests(), Beside: result.Beside(), Verify: verify, Wall: wall,
 	})
 	var err error
 	if reason == unfinished || s.reuse.Answers() {

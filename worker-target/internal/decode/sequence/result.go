@@ -114,8 +114,8 @@ func (r *Result) Times() (verify, wall time.Duration) {
 // Others is the number of rows of other requests' rounds that ran together with these of a round.
 func (r *Result) Others() int { return max(0, r.raw.BatchRows-r.raw.PromptRows-len(r.rows)) }
 
-// Company is the number of those requests.
-func (r *Result) Company() int { return max(0, r.raw.BatchRounds-1) }
+// OtherRequests is the number of those requests.
+func (r *Result) OtherRequests() int { return max(0, r.raw.BatchRounds-1) }
 
 // Beside is the number of rows of prompts that ran together with these of a round.
 func (r *Result) Beside() int { return r.raw.PromptRows }

@@ -120,17 +120,17 @@ func TestResultIsChecked(t *testing.T) {
 	}
 }
 
-// TestCompany: a result says how many rows of how many other requests ran with a round, prompts apart.
-func TestCompany(t *testing.T) {
+// TestOtherRequests: a result says how many rows of how many other requests ran with a round, prompts apart.
+func TestOtherRequests(t *testing.T) {
 	for _, c := range []struct {
-		rounds, batch, prompt   int
-		company, others, beside int
+		rounds, batch, prompt         int
+		otherRequests, others, beside int
 	}{
 		{},                    // an engine that says nothing of others
 		{rounds: 1, batch: 2}, // alone
-		{rounds: 3, batch: 9, company: 2, others: 7},   // among others
-		{rounds: 1, batch: 66, prompt: 64, beside: 64}, // with a piece of a prompt
-		{rounds: 2, batch: 67, prompt: 64, company: 1, others: 1, beside: 64},
+		{rounds: 3, batch: 9, otherRequests: 2, others: 7}, // among others
+		{rounds: 1, batch: 66, prompt: 64, beside: 64},     // with a piece of a prompt
+		{rounds: 2, batch: 67, prompt: 64, otherRequests: 1, others: 1, beside: 64},
 	} {
 		e := &fake{result: engine.StepResult{BatchRounds: c.rounds, BatchRows: c.batch, PromptRows: c.prompt}}
 		var s Sequence
@@ -141,8 +141,8 @@ func TestCompany(t *testing.T) {
 		if err := s.Run(t.Context(), false); err != nil {
 			t.Fatal(err)
 		}
-		if r := s.Result(); r.Company() != c.company || r.Others() != c.others || r.Beside() != c.beside {
-			t.Errorf("%+v: %d others with %d rows, %d of prompts", c, r.Company(), r.Others(), r.Beside())
+		if r := s.Result(); r.OtherRequests() != c.otherRequests || r.Others() != c.others || r.Beside() != c.beside {
+			t.Errorf("%+v: %d others with %d rows, %d of prompts", c, r.OtherRequests(), r.Others(), r.Beside())
 		}
 	}
 }

@@ -160,11 +160,12 @@ func TestExtensionIsRemoved(t *testing.T) {
 	}
 }
 
-// TestRoundsHaveCompany: the policy learns of the other requests of a step and of their rows, whatever drafts.
-func TestRoundsHaveCompany(t *testing.T) {
-	v := Verified{Before: 10, Others: 7, Company: 2, Beside: 64, Verify: 3 * time.Millisecond, Wall: 4 * time.Millisecond}
+// TestRoundsCountOtherRequests: the policy learns of the other requests of a step and of their rows, whatever drafts.
+func TestRoundsCountOtherRequests(t *testing.T) {
+	v := Verified{Before: 10, Others: 7, OtherRequests: 2, Beside: 64, Verify: 3 * time.Millisecond,
+		Wall: 4 * time.Millisecond}
 	want := auto.Round{
-		Plan: auto.Plan{Kind: auto.Plain}, Length: 10, Rows: 1, Others: 7, Company: 2, Beside: 64,
+		Plan: auto.Plan{Kind: auto.Plain}, Length: 10, Rows: 1, Others: 7, OtherRequests: 2, Beside: 64,
 		Verify: 3 * time.Millisecond, Wall: 4 * time.Millisecond,
 	}
 	if got := v.round(auto.Plan{Kind: auto.Plain}, 1); !reflect.DeepEqual(got, want) {

@@ -201,7 +201,7 @@ type Verified struct {
 	Tokens        []int32 // committed: fewer than Path when the answer ended on the way
 	Added         bool    // the constraint added nodes: the round says nothing about the draft
 	Others        int     // rows of other requests' rounds that ran in the same step
-	Company       int     // those requests
+	OtherRequests int     // those requests
 	Beside        int     // rows of prompts that did
 	// Verify is the engine's time for the step, Wall that of the whole call.
 	Verify, Wall time.Duration
@@ -210,7 +210,7 @@ type Verified struct {
 // round is what the policy learns from: a round of a plan with so many rows.
 func (v *Verified) round(plan auto.Plan, rows int) auto.Round {
 	return auto.Round{
-		Plan: plan, Length: v.Before, Rows: rows, Others: v.Others, Company: v.Company, Beside: v.Beside,
+		Plan: plan, Length: v.Before, Rows: rows, Others: v.Others, OtherRequests: v.OtherRequests, Beside: v.Beside,
 		Verify: v.Verify, Wall: v.Wall,
 	}
 }
