@@ -4,6 +4,7 @@ package config
 // rewritten by go test ./tests/settings -update.
 var programVariables = []string{
 	"TANDEM_ADDRESS",
+	"TANDEM_ADMIN_LISTEN",
 	"TANDEM_ADVERTISE",
 	"TANDEM_ALL",
 	"TANDEM_ALLOWED_HOST",
@@ -75,6 +76,7 @@ var programVariables = []string{
 	"TANDEM_MAX_TOKEN_GAP_MS",
 	"TANDEM_MEMORY",
 	"TANDEM_MEMORY_CAP",
+	"TANDEM_METRICS_LISTEN",
 	"TANDEM_MODEL",
 	"TANDEM_MODEL_CARD",
 	"TANDEM_MODEL_CARD_DIR",

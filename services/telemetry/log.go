@@ -59,10 +59,18 @@ func ChooseLevel(level string, w io.Writer) string {
 // (empty = json) or console, "text" being another name of console. Levels have colours on a terminal, unless NO_COLOR
 // is set. w is written by one goroutine at a time.
 func NewLogger(level, format string, w io.Writer) (*zap.Logger, error) {
-	lvl, err := parseLevel(level)
+	log, _, err := NewLeveled(level, format, w)
+	return log, err
+}
+
+// NewLeveled is NewLogger for a process that may change the level while it runs.
+func NewLeveled(level, format string, w io.Writer) (*zap.Logger, zap.AtomicLevel, error) {
+	lvl := zap.NewAtomicLevel()
+	parsed, err := parseLevel(level)
 	if err != nil {
-		return nil, err
+		return nil, lvl, err
 	}
+	lvl.SetLevel(parsed)
 	ec := zapcore.EncoderConfig{
 		TimeKey: "time", LevelKey: "level", NameKey: "logger", MessageKey: "msg", StacktraceKey: KeyStack,
 		LineEnding:     zapcore.DefaultLineEnding,
@@ -76,11 +84,11 @@ func NewLogger(level, format string, w io.Writer) (*zap.Logger, error) {
 	case "", FormatJSON:
 		enc = zapcore.NewJSONEncoder(ec)
 	case FormatConsole, "text":
-		return zap.New(newConsole(lvl, w, IsTerminal(w) && os.Getenv("NO_COLOR") == "")), nil
+		return zap.New(newConsole(lvl, w, IsTerminal(w) && os.Getenv("NO_COLOR") == "")), lvl, nil
 	default:
-		return nil, fmt.Errorf("log format %q is not one of json, console", format)
+		return nil, lvl, fmt.Errorf("log format %q is not one of json, console", format)
 	}
-	return zap.New(zapcore.NewCore(enc, zapcore.Lock(zapcore.AddSync(w)), lvl)), nil
+	return zap.New(zapcore.NewCore(enc, zapcore.Lock(zapcore.AddSync(w)), lvl)), lvl, nil
 }
 
 func parseLevel(level string) (zapcore.Level, error) {

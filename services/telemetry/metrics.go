@@ -3,17 +3,19 @@ package telemetry
 import (
 	"context"
 	"net/http"
+	"runtime"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlpmetric/otlpmetricgrpc"
+	"go.opentelemetry.io/otel/exporters/otlp/otlpmetric/otlpmetrichttp"
 	otelprom "go.opentelemetry.io/otel/exporters/prometheus"
 	"go.opentelemetry.io/otel/metric"
 	metricnoop "go.opentelemetry.io/otel/metric/noop"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
-	"go.opentelemetry.io/otel/sdk/resource"
 )
 
 // Metrics owns the meter provider of a process. The zero exporter form (Off) hands out no-op instruments.
@@ -28,19 +30,65 @@ func Off() *Metrics {
 	return &Metrics{provider: metricnoop.NewMeterProvider()}
 }
 
-// NewPrometheus returns metrics that Handler serves in the Prometheus text format. service is the name of the process,
-// version its build. Scope and target info stay out of the output; names map as in docs/style.md.
+// NewPrometheus returns metrics that Handler serves in the Prometheus text format, and that go nowhere else.
 func NewPrometheus(service, version string) (*Metrics, error) {
-	reg := prometheus.NewRegistry()
-	// Goroutines, heap, open files: what a soak watches.
-	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	exp, err := otelprom.New(otelprom.WithRegisterer(reg), otelprom.WithoutScopeInfo(), otelprom.WithoutTargetInfo())
+	return openMetrics(context.Background(), Process{Service: service, Version: version}, export{})
+}
+
+// OpenMetrics returns metrics that Handler serves in the Prometheus text format, and that are sent to a collector where
+// flags or environment name one.
+func OpenMetrics(ctx context.Context, p Process, flags *TraceFlags) (*Metrics, error) {
+	e, err := exportOf("METRICS", flags.OTLPEndpoint)
 	if err != nil {
 		return nil, err
 	}
-	res := resource.NewSchemaless(attribute.String("service.name", service), attribute.String("service.version", version))
-	sdk := sdkmetric.NewMeterProvider(sdkmetric.WithReader(exp), sdkmetric.WithResource(res), sdkmetric.WithView(rpcView))
+	return openMetrics(ctx, p, e)
+}
+
+// openMetrics keeps scope and target info out of the text format; names map as in docs/style.md.
+func openMetrics(ctx context.Context, p Process, e export) (*Metrics, error) {
+	reg := prometheus.NewRegistry()
+	// Goroutines, heap, open files: what a soak watches.
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_build_info",
+			Help:        "1, with the version of the program and of Go.",
+			ConstLabels: prometheus.Labels{"version": p.Version, "goversion": runtime.Version()},
+		}, func() float64 { return 1 }))
+	page, err := otelprom.New(otelprom.WithRegisterer(reg), otelprom.WithoutScopeInfo(), otelprom.WithoutTargetInfo())
+	if err != nil {
+		return nil, err
+	}
+	res, err := p.resource(ctx)
+	if err != nil {
+		return nil, err
+	}
+	options := []sdkmetric.Option{sdkmetric.WithReader(page), sdkmetric.WithResource(res), sdkmetric.WithView(rpcView)}
+	if e.on {
+		exporter, err := metricExporter(ctx, &e)
+		if err != nil {
+			return nil, err
+		}
+		complain(p.Warn)
+		options = append(options, sdkmetric.WithReader(sdkmetric.NewPeriodicReader(exporter)))
+	}
+	sdk := sdkmetric.NewMeterProvider(options...)
 	return &Metrics{provider: sdk, sdk: sdk, registry: reg}, nil
+}
+
+func metricExporter(ctx context.Context, e *export) (sdkmetric.Exporter, error) {
+	switch {
+	case e.http && e.endpoint != "":
+		at, err := e.url("v1/metrics")
+		if err != nil {
+			return nil, err
+		}
+		return otlpmetrichttp.New(ctx, otlpmetrichttp.WithEndpointURL(at))
+	case e.http:
+		return otlpmetrichttp.New(ctx)
+	case e.endpoint != "":
+		return otlpmetricgrpc.New(ctx, otlpmetricgrpc.WithEndpointURL(e.endpoint))
+	}
+	return otlpmetricgrpc.New(ctx)
 }
 
 // rpcBounds reach from a call on the same host to the longest generation, in seconds.
@@ -71,7 +119,8 @@ func (m *Metrics) Handler() http.Handler {
 	if m.registry == nil {
 		return http.NotFoundHandler()
 	}
-	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
+	// Exemplars exist in OpenMetrics only, which a scraper asks for.
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{EnableOpenMetrics: true})
 }
 
 // Shutdown flushes and stops the exporter.

@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-inference/tandem/services/gguf"
 	"github.com/tandem-inference/tandem/services/procwatch"
 	"github.com/tandem-inference/tandem/services/telemetry"
+	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
@@ -46,12 +47,17 @@ type Flags struct {
 	Supervise bool `help:"Run the worker as a child process that is killed and started again when it hangs, and pass signals on; for containers, whose engine restarts only what has ended." default:"false"`
 
 	telemetry.TraceFlags
+	MetricsListen string `help:"Where metrics are served at /metrics: host:port, or :port for this machine only; default: nowhere, the gateway's /metrics shows the counters of its workers." placeholder:"ADDR"`
+	AdminListen   string `help:"Where profiles (/debug/pprof/) and the level of logs (/log/level) are served, without a key: host:port, or :port for this machine only; default: nowhere." placeholder:"ADDR"`
 
 	LogLevel  string `help:"Least severe messages shown: debug, info, warn, error, or auto: warn on a terminal, info otherwise." default:"auto" enum:"auto,debug,info,warn,error"`
 	LogFormat string `help:"json, console, or auto: console on a terminal, json otherwise." default:"auto" enum:"auto,json,console,text"`
 	ParentPid int    `help:"Exit when this process is gone, 0 = stay." default:"0" placeholder:"PID"`
 
-	traces *telemetry.Traces // nil before Open
+	// nil before Open:
+	traces  *telemetry.Traces
+	metrics *telemetry.Metrics
+	level   *zap.AtomicLevel
 }
 
 // leastPark is the least --park-after: below it, an engine would be opened for nearly every request.
@@ -95,13 +101,18 @@ func (f *Flags) Validate() error {
 }
 
 // Check reports settings that are legal and dangerous.
-func (f *Flags) Check() []config.Warning {
-	if !config.Exposed(f.Listen) {
-		return nil
+func (f *Flags) Check() (warnings []config.Warning) {
+	if config.Exposed(f.Listen) {
+		warnings = append(warnings, config.Warning{Flag: "listen",
+			Text: f.Listen + " is reachable from other machines, and workers ask for no key: whoever reaches it can use the " +
+				"engine; keep it on a network of your own"})
 	}
-	return []config.Warning{{Flag: "listen",
-		Text: f.Listen + " is reachable from other machines, and workers ask for no key: whoever reaches it can use the " +
-			"engine; keep it on a network of your own"}}
+	for flag, address := range map[string]string{"metrics-listen": f.MetricsListen, "admin-listen": f.AdminListen} {
+		if w, ok := telemetry.ExposedWarning(flag, address); ok {
+			warnings = append(warnings, w)
+		}
+	}
+	return warnings
 }
 
 // HangLimit is --hang-timeout as engine hosts and guards take it.

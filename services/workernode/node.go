@@ -127,8 +127,13 @@ func Run(ctx context.Context, cfg Config, w Worker) error {
 	w.Register(n.server)
 	if cfg.Flags.traces.On() {
 		cfg.Flags.traces.Register(n.server)
-		defer cfg.Flags.flushTraces()
 	}
+	defer cfg.Flags.flush()
+	if err := n.openPages(); err != nil {
+		_ = listener.Close()
+		return err
+	}
+	defer n.closePages()
 	healthv1.RegisterHealthServer(n.server, n.health)
 	reflection.Register(n.server)
 	cfg.Registration.Address = cfg.Flags.Advertise
@@ -147,6 +152,7 @@ type node struct {
 	client *registry.Client
 	// notify reaches whoever started the process; nil when nobody asked for it.
 	notify   *sdnotify.Notifier
+	pages    []page
 	draining atomic.Bool
 	// rounds of the loop that looks at the worker's health.
 	rounds atomic.Int64
@@ -234,6 +240,11 @@ func (n *node) parts(listener net.Listener) []part {
 	}
 	if n.client != nil {
 		parts = append(parts, part{"registry", n.client.Run})
+	}
+	for _, p := range n.pages {
+		parts = append(parts, part{p.flag, func(ctx context.Context) error {
+			return telemetry.Serve(ctx, p.listener, p.handler)
+		}})
 	}
 	if n.cfg.Describe != nil || n.cfg.Again != nil {
 		parts = append(parts, part{"engine", n.describe})

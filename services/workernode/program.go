@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-inference/tandem/services/gguf"
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/telemetry"
+	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
@@ -52,7 +53,10 @@ type Streams struct {
 
 // Logger builds the process's logger.
 func (f *Flags) Logger(s Streams) (*zap.Logger, error) {
-	return telemetry.NewLogger(telemetry.ChooseLevel(f.LogLevel, s.Err), telemetry.ChooseFormat(f.LogFormat, s.Err), s.Err)
+	log, level, err := telemetry.NewLeveled(telemetry.ChooseLevel(f.LogLevel, s.Err),
+		telemetry.ChooseFormat(f.LogFormat, s.Err), s.Err)
+	f.level = &level
+	return log, err
 }
 
 // Opened is what a worker has before its engine opens.
@@ -80,15 +84,29 @@ func (f *Flags) Open(s Streams, role tandemv1.Role, cacheDir string) (*Opened, e
 	id := f.ID(name)
 	f.WorkerID = id // a name that was made up is the process's for good
 	log = log.Named("worker." + name).With(zap.String(telemetry.KeyWorker, id))
-	f.traces, err = telemetry.OpenTraces(context.Background(), telemetry.Process{
+	process := telemetry.Process{
 		Service: "tandem-worker-" + name, Version: config.Version(), Worker: id, Warn: telemetry.WarnTo(log),
-	}, &f.TraceFlags)
-	if err != nil {
+	}
+	if err := f.openTelemetry(process); err != nil {
 		_ = file.Close()
-		return nil, fmt.Errorf("traces: %w", err)
+		return nil, err
 	}
 	return &Opened{Log: log, File: file, flags: f, role: role, id: id}, nil
 }
+
+// openTelemetry opens what the flags ask for.
+func (f *Flags) openTelemetry(p telemetry.Process) (err error) {
+	if f.traces, err = telemetry.OpenTraces(context.Background(), p, &f.TraceFlags); err != nil {
+		return fmt.Errorf("traces: %w", err)
+	}
+	if f.metrics, err = telemetry.OpenMetrics(context.Background(), p, &f.TraceFlags); err != nil {
+		return fmt.Errorf("metrics: %w", err)
+	}
+	return nil
+}
+
+// Meter is where the worker's measurements go.
+func (o *Opened) Meter() metric.MeterProvider { return o.flags.metrics.MeterProvider() }
 
 // Tracer is where the worker's spans go.
 func (o *Opened) Tracer() trace.TracerProvider { return o.flags.traces.TracerProvider() }
@@ -113,11 +131,16 @@ func (o *Opened) Registration(ctx context.Context) (*tandemv1.Registration, erro
 // flushTimeout bounds the wait for a collector at the end.
 const flushTimeout = 2 * time.Second
 
-// flushTraces sends the last spans.
-func (f *Flags) flushTraces() {
+// flush sends the last spans and measurements. Lost ones are no fault.
+func (f *Flags) flush() {
 	ctx, cancel := context.WithTimeout(context.Background(), flushTimeout)
 	defer cancel()
-	_ = f.traces.Shutdown(ctx) // lost spans are no fault
+	if f.traces != nil {
+		_ = f.traces.Shutdown(ctx)
+	}
+	if f.metrics != nil {
+		_ = f.metrics.Shutdown(ctx)
+	}
 }
 
 // RunWithEngine serves w while keeper keeps its engine open. The worker is in the cluster from the start and reports
@@ -145,7 +168,7 @@ func RunWithEngine[E engine.Engine](ctx context.Context, cfg Config, w Worker, k
 		return nil
 	}
 	return withEngine(ctx, keeper.Run, func(ctx context.Context) error {
-		return Run(ctx, cfg, loading{w, keeper.Heartbeat})
+		return Run(ctx, cfg, loading{w, keeper.Heartbeat, keeper.Memory})
 	})
 }
 
@@ -153,6 +176,7 @@ func RunWithEngine[E engine.Engine](ctx context.Context, cfg Config, w Worker, k
 type loading struct {
 	Worker
 	keeper func(*tandemv1.Heartbeat)
+	memory func(context.Context) map[string]uint64
 }
 
 // Heartbeat implements Worker.
@@ -160,6 +184,9 @@ func (l loading) Heartbeat(h *tandemv1.Heartbeat) {
 	l.Worker.Heartbeat(h)
 	l.keeper(h)
 }
+
+// Memory implements Sizer.
+func (l loading) Memory(ctx context.Context) map[string]uint64 { return l.memory(ctx) }
 
 // withEngine runs body while the keeper keeps the engine open; the first error ends both.
 func withEngine(ctx context.Context, run func(context.Context) error, body func(context.Context) error) error {

@@ -32,6 +32,8 @@ const finishGrace = 2 * time.Second
 // Deps are the gateway's injected dependencies; nil members get defaults.
 type Deps struct {
 	Logger *zap.Logger
+	// Level is that of Logger, for --admin-listen to change; nil = it stays.
+	Level *zap.AtomicLevel
 	// Metrics serves /metrics; nil = Prometheus.
 	Metrics *telemetry.Metrics
 	// Traces of the process; nil = what the configuration says. The app shuts them down.
@@ -50,6 +52,7 @@ type App struct {
 	log  *zap.Logger
 
 	httpLis, grpcLis, registryLis net.Listener
+	adminLis                      net.Listener // nil when nothing is served there
 
 	keys           *apikey.Ring
 	bodies         *bodybudget.Budget
@@ -80,13 +83,16 @@ func New(cfg Config, deps Deps) (_ *App, err error) {
 	if deps.Logger == nil {
 		deps.Logger = zap.NewNop()
 	}
+	if deps.Level == nil {
+		deps.Level = new(zap.NewAtomicLevelAt(deps.Logger.Level()))
+	}
+	process := telemetry.Process{Service: "tandem-gateway", Version: deps.Version, Warn: telemetry.WarnTo(deps.Logger)}
 	if deps.Metrics == nil {
-		if deps.Metrics, err = telemetry.NewPrometheus("tandem-gateway", deps.Version); err != nil {
-			return nil, err
+		if deps.Metrics, err = telemetry.OpenMetrics(context.Background(), process, &cfg.TraceFlags); err != nil {
+			return nil, fmt.Errorf("metrics: %w", err)
 		}
 	}
 	if deps.Traces == nil {
-		process := telemetry.Process{Service: "tandem-gateway", Version: deps.Version, Warn: telemetry.WarnTo(deps.Logger)}
 		if deps.Traces, err = telemetry.OpenTraces(context.Background(), process, &cfg.TraceFlags); err != nil {
 			return nil, fmt.Errorf("traces: %w", err)
 		}
@@ -163,6 +169,9 @@ func (a *App) Run(ctx context.Context) error {
 	grp, failed := errgroup.WithContext(parts)
 	grp.Go(func() error { return a.cluster.Run(parts) })
 	grp.Go(func() error { return a.traces.Run(parts) })
+	if a.adminLis != nil {
+		grp.Go(func() error { return telemetry.Serve(parts, a.adminLis, telemetry.AdminPage(*a.deps.Level)) })
+	}
 	grp.Go(func() error { return a.models.run(parts) })
 	grp.Go(func() error { return a.turns.RunAhead(parts) })
 	grp.Go(func() error { return a.serveHTTP() })
@@ -188,7 +197,10 @@ func (a *App) Run(ctx context.Context) error {
 	if lost := a.deps.Traces.Shutdown(flush); lost != nil {
 		a.log.Warn("the last spans could not be sent", zap.NamedError(telemetry.KeyErr, lost))
 	}
-	return errors.Join(err, a.deps.Metrics.Shutdown(flush))
+	if lost := a.deps.Metrics.Shutdown(flush); lost != nil {
+		a.log.Warn("the last measurements could not be sent", zap.NamedError(telemetry.KeyErr, lost))
+	}
+	return err
 }
 
 // serveGRPC serves until the server is stopped, which may be before it begins: then there is nothing to serve and
@@ -248,7 +260,7 @@ func (a *App) shutdown() {
 }
 
 func (a *App) closeListeners() {
-	for _, l := range []net.Listener{a.httpLis, a.grpcLis, a.registryLis} {
+	for _, l := range []net.Listener{a.httpLis, a.grpcLis, a.registryLis, a.adminLis} {
 		if l != nil {
 			_ = l.Close()
 		}

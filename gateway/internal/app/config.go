@@ -88,6 +88,7 @@ type Config struct {
 	PflashRequestOverride bool            `default:"true" negatable:"" help:"Let requests choose compression for themselves."`
 
 	telemetry.TraceFlags
+	AdminListen string `placeholder:"ADDR" help:"Where profiles (/debug/pprof/) and the level of logs (/log/level) are served, without a key: host:port, or :port for this machine only; default: nowhere."`
 
 	LeaseTTLS      float64 `name:"lease-ttl-s" default:"6" hidden:"" help:"Silence after which a worker counts as lost, seconds."`
 	FilePollS      float64 `name:"file-poll-s" default:"2" hidden:"" help:"How often files of keys and certificates are looked at, seconds."`
@@ -258,6 +259,9 @@ func (c *Config) Check() []config.Warning {
 			warn("host", c.Host+" is reachable from other machines without TLS: keys and prompts travel unencrypted; set "+
 				"--tls-cert and --tls-key, or put a proxy with TLS in front")
 		}
+	}
+	if w, ok := telemetry.ExposedWarning("admin-listen", c.AdminListen); ok {
+		out = append(out, w)
 	}
 	if config.Exposed(c.RegistryListen) {
 		warn("registry-listen", c.RegistryListen+

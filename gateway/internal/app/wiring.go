@@ -66,6 +66,11 @@ func (a *App) listen() (err error) {
 			return err
 		}
 	}
+	if a.cfg.AdminListen != "" {
+		if a.adminLis, err = telemetry.Listen(a.cfg.AdminListen); err != nil {
+			return fmt.Errorf("--admin-listen: %w", err)
+		}
+	}
 	return nil
 }
 

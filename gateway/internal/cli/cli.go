@@ -193,8 +193,8 @@ func (f LogFlags) resolve(w io.Writer) LogFlags {
 }
 
 // logger builds the process's logger; the flags are resolved.
-func (f LogFlags) logger(w io.Writer) (*zap.Logger, error) {
-	return telemetry.NewLogger(f.LogLevel, f.LogFormat, w)
+func (f LogFlags) logger(w io.Writer) (*zap.Logger, zap.AtomicLevel, error) {
+	return telemetry.NewLeveled(f.LogLevel, f.LogFormat, w)
 }
 
 // VersionCmd is tandem version.

@@ -43,6 +43,7 @@ type clusterConfig struct {
 	private             bool // every port is a unix socket in the private directory
 	logLevel, logFormat string
 	log                 *zap.Logger
+	level               *zap.AtomicLevel // of log; nil = it stays
 	output              io.Writer
 	onReady             func(worker string)
 }
@@ -75,7 +76,7 @@ func newCluster(cfg clusterConfig) (_ *cluster, err error) {
 	if gateway.RegistryListen == app.Defaults().RegistryListen {
 		gateway.RegistryListen = "unix://" + c.socket("registry")
 	}
-	deps := app.Deps{Logger: cfg.log.Named("gateway"), Version: config.Version()}
+	deps := app.Deps{Logger: cfg.log.Named("gateway"), Level: cfg.level, Version: config.Version()}
 	if cfg.private {
 		gateway.GRPCPort = -1
 		if deps.HTTP, err = net.Listen("unix", c.socket("http")); err != nil {

@@ -37,12 +37,12 @@ func (c *GatewayCmd) Verify() error {
 
 // Run serves until the process is told to stop.
 func (c *GatewayCmd) Run(e *env) error {
-	log, err := c.LogFlags.resolve(e.err).logger(e.err)
+	log, level, err := c.LogFlags.resolve(e.err).logger(e.err)
 	if err != nil {
 		return err
 	}
 	c.SealKeyFile = sealKeyFile(c.SealKeyFile, log)
-	gateway, err := app.New(c.Config, app.Deps{Logger: log, Version: config.Version()})
+	gateway, err := app.New(c.Config, app.Deps{Logger: log, Level: &level, Version: config.Version()})
 	if err != nil {
 		return err
 	}

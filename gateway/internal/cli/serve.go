@@ -197,7 +197,7 @@ func (c *ServeCmd) models() (trio, error) {
 // Run serves until the process is told to stop; then running requests may finish, and no process stays behind.
 func (c *ServeCmd) Run(e *env) error {
 	logs := c.LogFlags.resolve(e.err)
-	log, err := logs.logger(e.err)
+	log, level, err := logs.logger(e.err)
 	if err != nil {
 		return err
 	}
@@ -208,7 +208,7 @@ func (c *ServeCmd) Run(e *env) error {
 	started := time.Now()
 	cluster, err := newCluster(clusterConfig{
 		models: models, workers: c.WorkerFlags, gateway: c.Config,
-		logLevel: logs.LogLevel, logFormat: logs.LogFormat, log: log, output: e.err,
+		logLevel: logs.LogLevel, logFormat: logs.LogFormat, log: log, level: &level, output: e.err,
 	})
 	if err != nil {
 		return err

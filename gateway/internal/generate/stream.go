@@ -298,6 +298,8 @@ func (s *stream) tokens(c *tandemv1.Committed) error {
 	now := time.Now()
 	if s.first.IsZero() {
 		s.first = now
+	} else if s.r.g.metrics != nil {
+		s.r.g.metrics.TokenGap(now.Sub(s.last))
 	}
 	s.last = now
 	s.messages++

@@ -36,7 +36,7 @@ type Set struct {
 	pflashRequests, pflashInput, pflashKept, retries, contractChanges, thinkingClose metric.Int64Counter
 	toolCalls, toolErrors, violations                                                metric.Int64Counter
 	running                                                                          metric.Int64UpDownCounter
-	queue, ttft, interToken, request                                                 metric.Float64Histogram
+	queue, ttft, interToken, tokenGap, request                                       metric.Float64Histogram
 	prefillRate, decodeRate, acceptLength                                            metric.Float64Histogram
 	genRequest, genTTFT, genPerToken                                                 metric.Float64Histogram
 }
@@ -77,9 +77,11 @@ func New(provider metric.MeterProvider, src Sources) (*Set, error) {
 		toolErrors:    b.counter("tandem.tool.parse.errors", "Choices with markup of calls that could not be read."),
 		violations: b.counter("tandem.worker.violations",
 			"Answers of workers that cannot be, by role and field; the worker is not used for that request any more."),
-		queue:       b.hist("tandem.queue", "s", "Wait for the first slot.", secondsBounds),
-		ttft:        b.hist("tandem.ttft", "s", "From arrival to the first token.", secondsBounds),
-		interToken:  b.hist("tandem.inter_token", "s", "Mean time between tokens of a request.", intervalBounds),
+		queue:      b.hist("tandem.queue", "s", "Wait for the first slot.", secondsBounds),
+		ttft:       b.hist("tandem.ttft", "s", "From arrival to the first token.", secondsBounds),
+		interToken: b.hist("tandem.inter_token", "s", "Mean time between tokens of a request.", intervalBounds),
+		tokenGap: b.hist("tandem.token_gap", "s", "Time between two messages of a stream's tokens, as a worker sent them.",
+			intervalBounds),
 		request:     b.hist("tandem.request", "s", "From arrival to the end of the answer.", secondsBounds),
 		prefillRate: b.hist("tandem.prefill.tokens_per_second", "", "Prefill speed of a request.", tokenRateBounds),
 		decodeRate:  b.hist("tandem.decode.tokens_per_second", "", "Decode speed of a request.", tokenRateBounds),
@@ -265,6 +267,9 @@ func (s *Set) Generated(ctx context.Context, g Generation) {
 		s.thinkingClose.Add(ctx, 1, metric.WithAttributes(attribute.String("kind", g.CloseKind)))
 	}
 }
+
+// TokenGap records the time between two messages with tokens of a choice.
+func (s *Set) TokenGap(gap time.Duration) { s.tokenGap.Record(context.Background(), gap.Seconds()) }
 
 // ContractChange counts a generation that went on at a worker with another contract id.
 func (s *Set) ContractChange(ctx context.Context) {

@@ -68,7 +68,12 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	if err != nil {
 		return err
 	}
+	measure, err := server.NewMeasure(opened.Meter())
+	if err != nil {
+		return err
+	}
 	s := server.New(server.Config{
+		Measure:  measure,
 		WorkerID: registration.WorkerId, Assets: store, TablesPath: c.Tables, TablesDigest: tablesDigest, Log: log,
 		Tracer: opened.Tracer(),
 		Shape: server.Shape{

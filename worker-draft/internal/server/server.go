@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-inference/tandem/services/tensorwire"
 	"github.com/tandem-inference/tandem/services/transfer"
 	"github.com/tandem-inference/tandem/worker-draft/internal/joint"
+	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
@@ -63,6 +64,18 @@ type Config struct {
 	Log                      *zap.Logger
 	// Tracer gets spans of proposals; nil = none.
 	Tracer trace.TracerProvider
+	// Measure gets the time of proposals in the engine; nil = nobody.
+	Measure metric.Float64Histogram
+}
+
+// proposeBounds are in seconds: a block of a small draft on a card, and of a large one on processors.
+var proposeBounds = []float64{.0005, .001, .002, .003, .005, .0075, .01, .015, .02, .03, .05, .075, .1, .2, .5, 1}
+
+// NewMeasure makes Config.Measure.
+func NewMeasure(p metric.MeterProvider) (metric.Float64Histogram, error) {
+	return p.Meter("github.com/tandem-inference/tandem/worker-draft").Float64Histogram("tandem.draft.propose",
+		metric.WithUnit("s"), metric.WithExplicitBucketBoundaries(proposeBounds...),
+		metric.WithDescription("Time of a proposal in the engine, features included."))
 }
 
 // Server implements DraftService.

@@ -85,6 +85,9 @@ func (s *Server) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateReq
 			return err
 		}
 		s.count(w)
+		if w.proposed && s.cfg.Measure != nil {
+			s.cfg.Measure.Record(context.Background(), (w.appended + w.forward).Seconds())
+		}
 		done.add(w)
 		free <- a
 		if reply {

@@ -68,8 +68,12 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 		Guard: engine.GuardConfig{HangLimit: c.HangLimit()}, Flags: &c.Flags, Trained: workernode.Trained(file),
 		ParkAfter: c.ParkAfter,
 	})
+	measure, err := server.NewMeasure(opened.Meter())
+	if err != nil {
+		return err
+	}
 	lanes := cmp.Or(c.Lanes, automatic)
-	w := &worker{Server: server.New(keeper, lanes, log), keeper: keeper}
+	w := &worker{Server: server.New(keeper, lanes, measure, log), keeper: keeper}
 	node := workernode.Config{Flags: &c.Flags, Log: log, Registration: registration, Grace: grace}
 	return workernode.RunWithEngine(ctx, node, w, keeper, func(r *tandemv1.Registration, info engine.Info) {
 		workernode.Describe(r, info)

@@ -29,7 +29,7 @@ func TestCancelAtEveryAwait(t *testing.T) {
 			}
 			engine := engine.GuardScorer(inner, engine.GuardConfig{})
 			t.Cleanup(func() { engine.Close() })
-			s := New(fixed{engine}, 1, nil)
+			s := New(fixed{engine}, 1, nil, nil)
 			tokens, question := document()
 			request := &tandemv1.CompressRequest{Tokens: tokens, Query: question,
 				Segments: []*tandemv1.Segment{{Span: &tandemv1.Span{First: 0, Last: 2982}, KeepRatio: 0.1}}}

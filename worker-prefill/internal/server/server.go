@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/worker-prefill/internal/pflash"
 	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
@@ -31,6 +32,7 @@ type Engines interface {
 type Server struct {
 	tandemv1.UnimplementedPrefillServiceServer
 	engines  Engines
+	measure  metric.Float64Histogram // of scoring; nil = nobody
 	log      *zap.Logger
 	slots    chan struct{}
 	draining atomic.Bool
@@ -43,12 +45,22 @@ type counters struct {
 	requests, failed, tokens, kept, seconds float64
 }
 
+// scoreBounds are in seconds, from a short prompt on a card to the longest on processors.
+var scoreBounds = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
+
+// NewMeasure makes the histogram of New.
+func NewMeasure(p metric.MeterProvider) (metric.Float64Histogram, error) {
+	return p.Meter("github.com/tandem-inference/tandem/worker-prefill").Float64Histogram("tandem.prefill.score",
+		metric.WithUnit("s"), metric.WithExplicitBucketBoundaries(scoreBounds...),
+		metric.WithDescription("Time to score a prompt."))
+}
+
 // New returns a server that takes so many requests at a time.
-func New(engines Engines, slots int, log *zap.Logger) *Server {
+func New(engines Engines, slots int, measure metric.Float64Histogram, log *zap.Logger) *Server {
 	if log == nil {
 		log = zap.NewNop()
 	}
-	return &Server{engines: engines, log: log, slots: make(chan struct{}, slots)}
+	return &Server{engines: engines, measure: measure, log: log, slots: make(chan struct{}, slots)}
 }
 
 // Drain makes the server refuse new requests.
@@ -99,6 +111,9 @@ func (s *Server) Compress(ctx context.Context,
 		}
 	}
 	elapsed := time.Since(start)
+	if s.measure != nil && scores != nil {
+		s.measure.Record(ctx, elapsed.Seconds())
+	}
 	if query.Len() <= 0 {
 		query = pflash.Span{First: 0, Last: len(m.Tokens)}
 	}

@@ -39,7 +39,7 @@ func newServer(t *testing.T, o enginefake.Options, slots int) *Server {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { engine.Close() })
-	return New(fixed{engine}, slots, nil)
+	return New(fixed{engine}, slots, nil, nil)
 }
 
 // document is 3200 tokens in which the question's words stand once, in chunk 40.

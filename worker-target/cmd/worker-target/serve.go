@@ -209,7 +209,12 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	defer w.prefixes.Close()
 	var markers piece.Markers
 	markers, w.constraints = vocabulary(file, log)
+	link, err := drafts.NewLinkMeasure(opened.Meter())
+	if err != nil {
+		return err
+	}
 	w.manager = drafts.NewManager(drafts.Config{
+		LinkMeasure: link,
 		Engine: func() (drafts.Engine, error) {
 			e, err := w.keeper.Engine()
 			return e, err
@@ -231,9 +236,14 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	}
 	w.peers = c.peers(w.model, opened.DialOptions(), log)
 	defer w.peers.Close()
+	measures, err := decode.NewMeasures(opened.Meter())
+	if err != nil {
+		return err
+	}
 	w.Server = server.New(registration.WorkerId, decode.Config{
 		PrefillChunk: c.Chunk, Markers: markers, TreeBudget: c.DDTreeBudget, RingRows: c.FeatureRows,
 		MaxDeadline: c.DraftDeadline, NoLookup: !c.Lookup, Tracer: opened.Tracer(),
+		Measures: measures,
 	}, server.Deps{
 		Engines: w.keeper, Drafts: w.manager, Constraints: w.constraints, Model: w.model, Prefixes: w.prefixes,
 		Contract: contract, Peers: w.peers,

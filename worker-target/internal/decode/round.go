@@ -2,6 +2,7 @@ package decode
 
 import (
 	"context"
+	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/ddtree"
@@ -26,6 +27,7 @@ func (s *Slot) round(ctx context.Context) (tandemv1.FinishReason, error) {
 	if rows == 1 {
 		s.stats.Plain++
 	}
+	s.measure(ctx, wall, s.spec.Waited(), len(s.out.Tokens()))
 	s.endRound(rows, len(path)-1, len(s.out.Tokens()))
 	s.spec.Observe(&speculate.Verified{
 		Before: before, After: s.seq.Length(), Path: path, Tokens: s.out.Tokens(), Added: added,
@@ -133,6 +135,7 @@ func (s *Slot) accept(row int) tandemv1.FinishReason {
 // ask plans the next round, which starts from the anchor, and asks the draft when the plan needs it.
 func (s *Slot) ask(ctx context.Context) error {
 	s.trace.round()
+	s.roundBegan = time.Now()
 	at := s.at()
 	if !s.spec.Plan(at, s.constraint.Certain()) {
 		return nil

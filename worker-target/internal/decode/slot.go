@@ -55,6 +55,8 @@ type Config struct {
 	// SlowReader is how long a client may leave output unread before its request gives up memory and place; 0 =
 	// DefaultSlowReader, negative = it never does.
 	SlowReader time.Duration
+	// Measures of requests and rounds; nil = none.
+	Measures *Measures
 	// Tracer gets the spans of requests whose context has one that is recorded; nil = none.
 	Tracer trace.TracerProvider
 }
@@ -121,6 +123,8 @@ type Slot struct {
 	answer     []int32     // tokens after the prompt
 	line       []*streamed // steps of the prompt on their way, and then free ones
 	trace      tracing
+	measures   *Measures
+	roundBegan time.Time
 }
 
 // NewSlot returns an idle slot. d is nil when the worker uses no drafts.
@@ -129,6 +133,7 @@ func NewSlot(cfg Config, model *auto.Model, d Drafts) *Slot {
 	s := &Slot{
 		prefillChunk: cfg.PrefillChunk, markers: cfg.Markers, members: cfg.Members, readings: cfg.Readings,
 		model: model, features: features.New(cfg.RingRows), trace: newTracing(cfg.Tracer),
+		measures: cfg.Measures,
 	}
 	s.reuse = reuse.New(cfg.Prefixes, reuse.All)
 	s.reader = reader{limit: cfg.SlowReader, gone: make(chan error, 1), timer: time.AfterFunc(time.Hour, s.leave)}
@@ -162,6 +167,7 @@ func (s *Slot) Run(ctx context.Context, e engine.Target, req *Request, sink Sink
 		return Result{}, rpcerr.From(err)
 	}
 	s.trace.over("wait", arrived)
+	waited := time.Since(arrived)
 	restored, err := s.open(ctx)
 	if err != nil {
 		return Result{}, err
@@ -175,6 +181,7 @@ func (s *Slot) Run(ctx context.Context, e engine.Target, req *Request, sink Sink
 	s.trace.endPhase(err, attribute.Int(telemetry.AttrTokens, len(s.answer)-len(req.Committed)),
 		attribute.Int(telemetry.AttrVerifySteps, stats.Steps), attribute.Int(telemetry.AttrDrafted, stats.Drafted),
 		attribute.Int(telemetry.AttrAccepted, stats.Accepted))
+	s.measures.request(ctx, waited, stats)
 	stats.Emitted, stats.FirstToken, stats.Decode = s.out.Figures()
 	return Result{Reason: reason, StopToken: s.out.StopToken(), CloseKind: s.constraint.Kind()}, err
 }

@@ -346,6 +346,7 @@ func (l *Link) receive(api tandemv1.DraftService_SpeculateClient, session uint64
 		}
 		if useful {
 			l.response = m
+			l.manager.measure(time.Since(l.askedAt), m)
 		} else {
 			l.keep(m)
 		}

@@ -5,12 +5,15 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"github.com/tandem-inference/tandem/services/engine"
-	"go.uber.org/zap"
-	"google.golang.org/grpc"
 	"slices"
 	"sync"
 	"time"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/engine"
+	"go.opentelemetry.io/otel/metric"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
 )
 
 // DefaultRingRows is how many positions of features are kept per sequence for a draft that comes back. Drafts look back
@@ -38,7 +41,19 @@ type Config struct {
 	CacheDir string
 	// Dial connects to a peer; the connection should carry the options of services/tensorwire and services/rpcerr.
 	Dial func(address string) (*grpc.ClientConn, error)
-	Log  *zap.Logger
+	// LinkMeasure gets how long questions and answers were on their way; nil = nobody.
+	LinkMeasure metric.Float64Histogram
+	Log         *zap.Logger
+}
+
+// linkBounds are in seconds: shared memory takes some 20 µs, a network milliseconds.
+var linkBounds = []float64{.00001, .000025, .00005, .0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25}
+
+// NewLinkMeasure makes Config.LinkMeasure.
+func NewLinkMeasure(p metric.MeterProvider) (metric.Float64Histogram, error) {
+	return p.Meter("github.com/tandem-inference/tandem/worker-target").Float64Histogram("tandem.target.link",
+		metric.WithUnit("s"), metric.WithExplicitBucketBoundaries(linkBounds...),
+		metric.WithDescription("Time of a proposal that was not the draft's own work: on the way, or in its queue."))
 }
 
 // Capture says what features the engine delivers, for which draft.
@@ -298,4 +313,13 @@ func (m *Manager) notify() {
 func (m *Manager) notifyLocked() {
 	close(m.changed)
 	m.changed = make(chan struct{})
+}
+
+// measure measures an answer that took so long.
+func (m *Manager) measure(took time.Duration, r *tandemv1.SpeculateResponse) {
+	if m.cfg.LinkMeasure == nil {
+		return
+	}
+	work := time.Duration(r.AppendUs+r.ForwardUs+r.BuildUs) * time.Microsecond
+	m.cfg.LinkMeasure.Record(context.Background(), max(0, took-work).Seconds())
 }
