@@ -24,7 +24,8 @@ type page struct {
 func (n *node) openPages() error {
 	f := n.cfg.Flags
 	if f.metrics != nil {
-		if err := n.measure(f.metrics.MeterProvider().Meter("github.com/tandem-inference/tandem/services/workernode")); err != nil {
+		meter := f.metrics.MeterProvider().Meter("github.com/tandem-inference/tandem/services/workernode")
+		if err := n.measure(meter); err != nil {
 			return err
 		}
 		if err := n.openPage("--metrics-listen", f.MetricsListen, telemetry.MetricsPage(f.metrics)); err != nil {

@@ -17,7 +17,8 @@ type Measures struct {
 // Bounds of histograms, in seconds but for the last.
 var (
 	// A round of a small model takes a millisecond, a plain step of a large one on processors a second.
-	roundBounds = []float64{.0005, .001, .002, .003, .005, .0075, .01, .015, .02, .03, .05, .075, .1, .15, .2, .3, .5, 1, 2.5}
+	roundBounds = []float64{.0005, .001, .002, .003, .005, .0075, .01, .015, .02, .03, .05, .075, .1, .15, .2, .3, .5, 1,
+		2.5}
 	// From a short prompt on a card to the longest on processors.
 	phaseBounds = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
 	// A round commits at most a tree's depth and one.
