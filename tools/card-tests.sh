@@ -18,6 +18,7 @@ preload=
 declare -A quick=(
   [engine_test]="bits_do_not layer_shards snapshots_ sequences_ dense_ damaged wanted_outputs features_are"
   [model_test]="random_shape qwen3"
+  [dflash_test]="incremental appends_ batched positions_ feature_order snapshots_ memory_cap demonstration_"
   [dflash_golden_test]="fused_features"
   [gpu_graphs_test]="16_bit joint_appends"
   [gpu_scorer_test]="bits_of close_to role_checks"

@@ -72,6 +72,7 @@ set(emu_engine_test_CASES bits_do_not tokens_before layer_shards snapshots_ bloc
 set(emu_pages_test_CASES forks_share pending_rows)
 set(emu_snapshot_parts_test_CASES parts_share)
 set(emu_model_test_CASES random_shape)
+set(emu_dflash_test_CASES incremental appends_ batched positions_ feature_order snapshots_ memory_cap demonstration_)
 set(emu_dflash_golden_test_CASES fused_features)
 
 file(GLOB tests CONFIGURE_DEPENDS tests/gpu_*_test.cpp)
