@@ -140,7 +140,7 @@ func TestFaults(t *testing.T) {
 			}
 			h.check(dir, nil)
 			// Once the fault is gone, the same call succeeds.
-			h.fault = nil
+			h.mend()
 			if _, err := h.download(dir).Fetch(t.Context(), h.file("m.gguf")); err != nil {
 				t.Error("afterwards:", err)
 			}
@@ -223,7 +223,7 @@ func TestDamagedPartIsDropped(t *testing.T) {
 			if _, err := d.Fetch(t.Context(), h.file("m.gguf")); err == nil {
 				t.Fatal("no error")
 			}
-			h.fault = nil
+			h.mend()
 			if err := damage(filepath.Join(dir, "o", "m", "m.gguf")); err != nil {
 				t.Fatal(err)
 			}

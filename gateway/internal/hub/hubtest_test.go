@@ -25,7 +25,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type fakeHub struct {
 	t     *testing.T
 	files map[string][]byte
-	// fault may answer instead of the second host; n counts the requests to it from 1.
+	// fault may answer instead of the second host; n counts the requests to it from 1. It is set before the first.
 	fault func(w http.ResponseWriter, r *http.Request, n int) bool
 	// api may answer instead of the hub.
 	api func(w http.ResponseWriter, r *http.Request) bool
@@ -46,9 +46,10 @@ func newFakeHub(t *testing.T, files map[string][]byte) *fakeHub {
 		h.n++
 		n := h.n
 		h.tokens = append(h.tokens, r.Header.Get("Authorization"))
+		fault := h.fault
 		h.mu.Unlock()
 		w.Header().Set("ETag", `"one"`)
-		if h.fault != nil && h.fault(w, r, n) {
+		if fault != nil && fault(w, r, n) {
 			return
 		}
 		h.send(w, r)
@@ -72,6 +73,13 @@ func newFakeHub(t *testing.T, files map[string][]byte) *fakeHub {
 		h.bytes.Close()
 	})
 	return h
+}
+
+// mend takes the fault away.
+func (h *fakeHub) mend() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.fault = nil
 }
 
 // list sends one file a page.
