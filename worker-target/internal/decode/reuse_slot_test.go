@@ -228,7 +228,9 @@ func TestStepWithoutRoom(t *testing.T) {
 	e.most = 2
 	got := ask(t, slot, e, other, -1)
 	same(t, "without room", cold, got)
-	if s := cache.Stats(); before <= 2 || s.Entries != before || e.count(0) != 2 || e.refused != before-2 {
+	// The step is tried once more for each state that makes room, and perhaps while one is still on its way to the host.
+	if s := cache.Stats(); before <= 2 || s.Entries != before || e.count(0) != 2 || e.refused < before-2 ||
+		e.refused > 2*(before-2) {
 		t.Errorf("%d entries before, %d after, %d steps refused", before, s.Entries, e.refused)
 	}
 	// Where there is nothing left to give up the request fails with the engine's reason.
