@@ -189,7 +189,7 @@ func suggest(key string, known map[string]bool) string {
 	}
 	slices.Sort(names)
 	for _, name := range names {
-		if d := editDistance(key, name); d < bestDistance {
+		if d := EditDistance(key, name); d < bestDistance {
 			best, bestDistance = name, d
 		}
 	}
@@ -199,8 +199,8 @@ func suggest(key string, known map[string]bool) string {
 	return fmt.Sprintf(", did you mean %q?", best)
 }
 
-// editDistance counts insertions, deletions and replacements between two short names.
-func editDistance(a, b string) int {
+// EditDistance counts insertions, deletions and replacements of bytes between two short names.
+func EditDistance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
 		row[j] = j

@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+
+	"github.com/tandem-inference/tandem/services/wholefile"
 )
 
 // record keeps digests in a folder, one small file for each path of a model file and for each part of it. Processes
@@ -87,19 +89,5 @@ func (r *record) put(st fileStat, sum string) error {
 	if err := os.MkdirAll(r.dir, 0o755); err != nil {
 		return err
 	}
-	tmp, err := os.CreateTemp(r.dir, ".digest-*")
-	if err != nil {
-		return err
-	}
-	_, err = tmp.Write(append(text, '\n'))
-	if cerr := tmp.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = os.Rename(tmp.Name(), r.file(st))
-	}
-	if err != nil {
-		_ = os.Remove(tmp.Name())
-	}
-	return err
+	return wholefile.Write(r.file(st), append(text, '\n'))
 }

@@ -2,5 +2,7 @@
 
 package transfer
 
-// free cannot tell on this system.
-func free(string) (bytes int64, ok bool) { return 0, false }
+import "errors"
+
+// FreeBytes cannot tell on this system.
+func FreeBytes(string) (int64, error) { return 0, errors.ErrUnsupported }

@@ -4,11 +4,11 @@ package transfer
 
 import "golang.org/x/sys/unix"
 
-// free returns the bytes that a user may still write to the disk of dir; ok is false when that cannot be told.
-func free(dir string) (bytes int64, ok bool) {
+// FreeBytes returns the bytes that a user may still write to the disk of dir.
+func FreeBytes(dir string) (int64, error) {
 	var s unix.Statfs_t
 	if err := unix.Statfs(dir, &s); err != nil {
-		return 0, false
+		return 0, err
 	}
-	return int64(min(s.Bavail, 1<<40)) * s.Bsize, true
+	return int64(min(s.Bavail, 1<<40)) * s.Bsize, nil
 }

@@ -70,7 +70,7 @@ func Receive(ctx context.Context, dir, pattern string, limits Limits,
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", err
 	}
-	if room, ok := free(dir); ok && room < limits.Total+spare {
+	if room, err := FreeBytes(dir); err == nil && room < limits.Total+spare {
 		return "", rpcerr.ResourceExhausted("%s has %d bytes free, the file has %d", dir, room, limits.Total)
 	}
 	f, err := os.CreateTemp(dir, pattern)

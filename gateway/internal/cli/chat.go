@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"github.com/tandem-inference/tandem/gateway/internal/lineedit"
+	"github.com/tandem-inference/tandem/services/config"
+	"github.com/tandem-inference/tandem/services/wholefile"
 )
 
 // chatSession is a conversation in the terminal.
@@ -155,7 +157,7 @@ func (s *chatSession) command(line string) (leave bool, err error) {
 func suggest(word string, names []string) string {
 	best, closest := "", 3
 	for _, name := range names {
-		distance := editDistance(word, name)
+		distance := config.EditDistance(word, name)
 		if len(word) > 2 && strings.HasPrefix(name, word) {
 			distance = 1
 		}
@@ -167,27 +169,6 @@ func suggest(word string, names []string) string {
 		return ""
 	}
 	return ", did you mean " + best + "?"
-}
-
-// editDistance is Levenshtein's distance in bytes.
-func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }
 
 func (s *chatSession) help() {
@@ -281,27 +262,11 @@ func (s *chatSession) save(args string) error {
 	if err != nil {
 		return fmt.Errorf("/save: %w", err)
 	}
-	if err := writeWhole(path, append(data, '\n')); err != nil {
+	if err := wholefile.Write(path, append(data, '\n')); err != nil {
 		return fmt.Errorf("/save: %w", err)
 	}
 	fmt.Fprintf(s.env.out, "  %d messages in %s\n", len(s.messages), path)
 	return nil
-}
-
-// writeWhole writes a file of mode 0600 that never has its name before it is complete.
-func writeWhole(path string, data []byte) error {
-	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	_, err = file.Write(data)
-	if err = errors.Join(err, file.Close()); err == nil {
-		err = os.Rename(file.Name(), path)
-	}
-	if err != nil {
-		os.Remove(file.Name())
-	}
-	return err
 }
 
 // load is /load. A file that cannot be used changes nothing.

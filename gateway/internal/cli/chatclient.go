@@ -168,20 +168,12 @@ func readStream(r io.Reader, onText func(string, bool)) (answer, error) {
 func (c *chatClient) modelName(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(ctx, findTimeout)
 	defer cancel()
-	get, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+"/v1/models", nil)
+	_, body, err := get(ctx, c.http, c.base+"/v1/models", c.apiKey, mostPage)
 	if err != nil {
 		return ""
 	}
-	if c.apiKey != "" {
-		get.Header.Set("Authorization", "Bearer "+c.apiKey)
-	}
-	response, err := c.http.Do(get)
-	if err != nil {
-		return ""
-	}
-	defer response.Body.Close()
 	var reply struct{ Data []struct{ ID string } }
-	if json.NewDecoder(io.LimitReader(response.Body, 1<<20)).Decode(&reply) != nil || len(reply.Data) == 0 {
+	if json.Unmarshal(body, &reply) != nil || len(reply.Data) == 0 {
 		return ""
 	}
 	return reply.Data[0].ID

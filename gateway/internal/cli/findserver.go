@@ -66,7 +66,7 @@ func defaultServer() string {
 // left alone.
 func (c *RunCmd) findServer(ctx context.Context, base string) (*served, error) {
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: findTimeout}
-	status, _, err := c.get(ctx, client, base+"/health/live")
+	status, _, err := get(ctx, client, base+"/health/live", c.APIKey.Reveal(), mostPage)
 	if err != nil {
 		return nil, ctx.Err()
 	}
@@ -77,7 +77,7 @@ func (c *RunCmd) findServer(ctx context.Context, base string) (*served, error) {
 			return nil, err
 		}
 		client = &http.Client{Transport: trusted.Transport, Timeout: findTimeout}
-		if status, _, err = c.get(ctx, client, base+"/health/live"); err != nil {
+		if status, _, err = get(ctx, client, base+"/health/live", c.APIKey.Reveal(), mostPage); err != nil {
 			return nil, fmt.Errorf("a server is at %s, but: %w; trust it by --ca-file or --insecure, or load the model here "+
 				"by --server %s", base, err, noServer)
 		}
@@ -91,7 +91,7 @@ func (c *RunCmd) findServer(ctx context.Context, base string) (*served, error) {
 		return nil, err
 	}
 	for deadline := time.Now().Add(namePatience); ; {
-		status, body, err := c.get(ctx, client, base+"/props")
+		status, body, err := get(ctx, client, base+"/props", c.APIKey.Reveal(), mostPage)
 		if err != nil {
 			return nil, ctx.Err()
 		}
@@ -121,17 +121,21 @@ func (c *RunCmd) findServer(ctx context.Context, base string) (*served, error) {
 
 // checkKey asks for something that a key protects.
 func (s *served) checkKey(ctx context.Context, c *RunCmd, client *http.Client) error {
-	status, _, err := c.get(ctx, client, s.url+"/v1/models")
+	status, _, err := get(ctx, client, s.url+"/v1/models", c.APIKey.Reveal(), mostPage)
 	s.locked = status == http.StatusUnauthorized
 	return err
 }
 
-func (c *RunCmd) get(ctx context.Context, client *http.Client, url string) (status int, body []byte, err error) {
+// mostPage bounds a short answer of a gateway, in bytes.
+const mostPage = 1 << 20
+
+// get reads at most so many bytes of a page. key may be empty.
+func get(ctx context.Context, client *http.Client, url, key string, most int64) (status int, body []byte, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return 0, nil, err
 	}
-	if key := c.APIKey.Reveal(); key != "" {
+	if key != "" {
 		request.Header.Set("Authorization", "Bearer "+key)
 	}
 	response, err := client.Do(request)
@@ -139,7 +143,7 @@ func (c *RunCmd) get(ctx context.Context, client *http.Client, url string) (stat
 		return 0, nil, err
 	}
 	defer response.Body.Close()
-	body, err = io.ReadAll(io.LimitReader(response.Body, 1<<20))
+	body, err = io.ReadAll(io.LimitReader(response.Body, most))
 	return response.StatusCode, body, err
 }
 

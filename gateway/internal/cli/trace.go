@@ -63,31 +63,19 @@ func (c *TraceCmd) ask(ctx context.Context) (*tracePage, error) {
 		return nil, err
 	}
 	defer client.CloseIdleConnections()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet,
-		baseURL(c.Server)+"/trace/"+url.PathEscape(c.Request), nil)
+	status, body, err := get(ctx, client, baseURL(c.Server)+"/trace/"+url.PathEscape(c.Request), c.APIKey.Reveal(),
+		mostTracePage)
 	if err != nil {
 		return nil, err
 	}
-	if key := c.APIKey.Reveal(); key != "" {
-		request.Header.Set("Authorization", "Bearer "+key)
-	}
-	response, err := client.Do(request)
-	if err != nil {
-		return nil, err
-	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(response.Body, mostTracePage))
-	if err != nil {
-		return nil, err
-	}
-	switch response.StatusCode {
+	switch status {
 	case http.StatusOK:
 	case http.StatusNotFound:
 		return nil, fmt.Errorf("the gateway keeps no trace of request %s: it keeps those of the newest requests only", c.Request)
 	case http.StatusUnauthorized:
 		return nil, errors.New("--api-key: the gateway asks for a key")
 	default:
-		return nil, fmt.Errorf("the gateway answers %s", response.Status)
+		return nil, fmt.Errorf("the gateway answers %d %s", status, http.StatusText(status))
 	}
 	page := &tracePage{}
 	if err := json.Unmarshal(body, page); err != nil {

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/tandem-inference/tandem/services/transfer"
 )
 
 // Status of a check.
@@ -67,13 +67,7 @@ func Here() System {
 			}
 			return l.Close()
 		},
-		Free: func(dir string) (int64, error) {
-			var stat unix.Statfs_t
-			if err := unix.Statfs(dir, &stat); err != nil {
-				return 0, err
-			}
-			return int64(min(stat.Bavail, 1<<50)) * stat.Bsize, nil
-		},
+		Free: transfer.FreeBytes,
 		Version: func(program string) (string, error) {
 			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 			defer cancel()

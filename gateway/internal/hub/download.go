@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/tandem-inference/tandem/services/config"
+	"github.com/tandem-inference/tandem/services/transfer"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
@@ -245,11 +246,12 @@ func (f *fetch) saveLocked() error {
 func (f *fetch) room() error {
 	free := f.free
 	if free == nil {
-		free = freeBytes
+		free = transfer.FreeBytes
 	}
-	left, err := free(filepath.Dir(f.part.Name()))
+	dir := filepath.Dir(f.part.Name())
+	left, err := free(dir)
 	if err != nil {
-		return err
+		return fmt.Errorf("%s: %w", dir, err)
 	}
 	var allocated int64
 	var stat unix.Stat_t
@@ -258,7 +260,7 @@ func (f *fetch) room() error {
 	}
 	if need := f.file.Size - allocated; need > left {
 		return fmt.Errorf("needs %s more on the disk of %s, which has %s left", config.Size(need).Human(),
-			filepath.Dir(f.part.Name()), config.Size(max(left, 0)).Human())
+			dir, config.Size(max(left, 0)).Human())
 	}
 	if f.file.Size > 0 {
 		err = unix.Fallocate(int(f.part.Fd()), 0, 0, f.file.Size)
@@ -267,14 +269,6 @@ func (f *fetch) room() error {
 		}
 	}
 	return nil
-}
-
-func freeBytes(dir string) (int64, error) {
-	var stat unix.Statfs_t
-	if err := unix.Statfs(dir, &stat); err != nil {
-		return 0, fmt.Errorf("%s: %w", dir, err)
-	}
-	return int64(min(stat.Bavail, 1<<50)) * stat.Bsize, nil
 }
 
 // pieces fetches the missing pieces, several at a time.

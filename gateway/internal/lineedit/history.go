@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/tandem-inference/tandem/services/wholefile"
 )
 
 // historyLines is how many lines are kept.
@@ -53,18 +55,7 @@ func (h *history) fail(err error) {
 
 // shorten writes the file again without the oldest lines.
 func (h *history) shorten() error {
-	file, err := os.CreateTemp(filepath.Dir(h.path), filepath.Base(h.path)+".*") // 0600
-	if err != nil {
-		return err
-	}
-	_, err = file.WriteString(strings.Join(h.lines, "\n") + "\n")
-	if err = errors.Join(err, file.Close()); err == nil {
-		err = os.Rename(file.Name(), h.path)
-	}
-	if err != nil {
-		os.Remove(file.Name())
-	}
-	return err
+	return wholefile.Write(h.path, []byte(strings.Join(h.lines, "\n")+"\n"))
 }
 
 // add appends a line. Sessions that run at the same time append to the same file.
