@@ -15,8 +15,9 @@ struct alignas(16) Fold {
 
 // Folds the slots of a row and head in order, divides, applies the gate, prepares the output for the next product. A
 // block is 256 elements of a row's output, a thread one of them. One warp a head finds the factors, which are the same
-// for all elements, with one lane a slot: running maxima are exact in any order. Slots are read two rounds ahead. Many
-// slots (at most MOST) take a loop, because a step fetches the code from memory.
+// for all elements, with one lane a slot: running maxima are exact in any order. Slots are read two rounds ahead. The
+// rounds of many slots (at most MOST) are not unrolled: each step fetches the kernel's code from memory, so short code
+// is faster.
 template <int MOST>
 __global__ void __launch_bounds__(kSuper) attention_merge_kernel(FlashArgs f) {
   TND_SHARED(float, outputs, [kSuper]);
