@@ -57,7 +57,7 @@ func TestFullQueueComesFirst(t *testing.T) {
 	r := rig.Start(t, func(c *app.Config) { c.MaxQueue = 1 })
 	block := gatewaytest.NewBlock()
 	r.Target(gatewaytest.WorkerOptions{Slots: 1, MaxContext: 100, Decode: block.Script(r.Tok, "one two")})
-	text := strings.Repeat("hopeless words ", 1<<20) // 15 MB
+	text := strings.Repeat("hopeless words ", 1<<18) // 4 MB
 	first := r.Send(t.Context(), rig.ChatBody(`"max_tokens":4`))
 	rig.Receive(t, block.Admitted, "first request runs")
 	second := r.Send(t.Context(), rig.ChatBody(`"max_tokens":4`))
