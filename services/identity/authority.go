@@ -17,6 +17,8 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -177,7 +179,7 @@ func (a *Authority) signer() ([]*x509.Certificate, *ecdsa.PrivateKey, error) {
 }
 
 // Rotate replaces the authority. Workers learn of the new one when they renew their certificates, and trust it before
-// that because the old one signed it; the old one stays trusted for the longest life of a certificate. With drop it is
+// that because the old one signed it; the old one stays trusted until the last of its certificates has expired. With drop it is
 // not trusted any more, and neither are the certificates that it issued: for keys that others may have.
 func (a *Authority) Rotate(gateway string, drop bool) error {
 	err := a.locked(func(l *ledger) error {
@@ -204,7 +206,13 @@ func (a *Authority) Rotate(gateway string, drop bool) error {
 		if l.Superseded == nil {
 			l.Superseded = map[string]time.Time{}
 		}
-		l.Superseded[digest(old[0].Raw)] = time.Now().Add(a.lifetime + skew)
+		last := time.Now().Add(a.lifetime)
+		for _, was := range l.Issued {
+			if was.NotAfter.After(last) {
+				last = was.NotAfter
+			}
+		}
+		l.Superseded[digest(old[0].Raw)] = last.Add(skew)
 		return a.install(key, a.trusted(l, append([]*x509.Certificate{root}, old...)), cross)
 	})
 	if err != nil {
@@ -269,7 +277,7 @@ func (a *Authority) IssuePair(who Identity, dir string) (*Pair, error) {
 }
 
 // Redeem answers a request for a worker's first certificate. A name whose certificate has not expired is refused,
-// unless the token is for this name. secret is what splitToken returns.
+// unless the token may replace it. secret is what splitToken returns.
 func (a *Authority) Redeem(csr []byte, secret string, who Identity) (chain [][]byte, roots []*x509.Certificate,
 	err error) {
 	public, err := requested(csr)
@@ -293,10 +301,10 @@ func (a *Authority) Redeem(csr []byte, secret string, who Identity) (chain [][]b
 		if t.ID != "" && t.ID != who.ID {
 			return fmt.Errorf("the join token is for worker %q, not for %q", t.ID, who.ID)
 		}
-		if was, ok := l.Issued[who.ID]; ok && t.ID == "" && time.Now().Before(was.NotAfter) &&
+		if was, ok := l.Issued[who.ID]; ok && !t.Replace && time.Now().Before(was.NotAfter) &&
 			was.Key != digestOf(public) {
 			return fmt.Errorf("worker %q has a certificate that has not expired; a token of "+
-				"tandem certs token --worker-id %s replaces it", who.ID, who.ID)
+				"tandem certs token %s %s replaces it", who.ID, who.Role, who.ID)
 		}
 		if chain, roots, err = a.sign(l, who, public); err != nil {
 			return err
@@ -305,6 +313,31 @@ func (a *Authority) Redeem(csr []byte, secret string, who Identity) (chain [][]b
 		return nil
 	})
 	return chain, roots, err
+}
+
+// Holder is somebody who has a certificate that has not expired.
+type Holder struct {
+	Identity
+	NotAfter time.Time
+}
+
+// Holders returns the workers that have certificates, by name, and the tokens that can still be used.
+func (a *Authority) Holders() (holders []Holder, tokens []JoinToken, err error) {
+	err = a.locked(func(l *ledger) error {
+		for name, was := range l.Issued {
+			if time.Now().Before(was.NotAfter) {
+				holders = append(holders, Holder{Identity{was.Role, name}, was.NotAfter})
+			}
+		}
+		for _, t := range l.Tokens {
+			if left := time.Until(t.Expires); left > 0 && t.Uses != 0 {
+				tokens = append(tokens, JoinToken{Role: t.Role, ID: t.ID, TTL: left, Uses: t.Uses, Label: t.Label})
+			}
+		}
+		return nil
+	})
+	slices.SortFunc(holders, func(x, y Holder) int { return strings.Compare(x.String(), y.String()) })
+	return holders, tokens, err
 }
 
 // Renew answers a request of a worker that has a certificate.

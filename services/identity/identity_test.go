@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -196,6 +197,14 @@ func TestJoinTokens(t *testing.T) {
 				t.Error(err)
 			}
 		}
+	}
+	first := c.token(JoinToken{Label: "one", Uses: ManyUses})
+	second := c.token(JoinToken{Label: "one", Uses: ManyUses})
+	if _, err := c.join(Prefill, "", first); err == nil || !strings.Contains(err.Error(), "unknown") {
+		t.Errorf("a token that another one replaced: %v", err)
+	}
+	if _, err := c.join(Prefill, "", second); err != nil {
+		t.Error(err)
 	}
 	replaced, err := c.join(Draft, "box", c.token(JoinToken{ID: "box"}))
 	if err != nil {
@@ -459,6 +468,43 @@ func TestRenewals(t *testing.T) {
 	}
 	if stored, err := Load(m.cfg.Dir); err != nil || !stored.Cert.Leaf.Equal(m.Source().Pair().Cert.Leaf) {
 		t.Errorf("the folder has another certificate: %v", err)
+	}
+}
+
+// TestAnotherCluster: a worker whose token is for another cluster than its certificate changes over, and a token that may
+// replace certificates does.
+func TestAnotherCluster(t *testing.T) {
+	old, next := newCluster(t, time.Hour), newCluster(t, time.Hour)
+	token := old.token(JoinToken{})
+	cfg := old.member(Draft, "d", "", t.TempDir())
+	var mu sync.Mutex
+	cfg.Token = func() (string, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		return token, nil
+	}
+	m, err := Join(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	first := m.Source().Pair()
+	if _, err := next.join(Draft, "d", next.token(JoinToken{})); err != nil {
+		t.Fatal(err)
+	}
+	m.cfg.Gateway = next.address
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- m.Run(ctx) }()
+	mu.Lock()
+	token = next.token(JoinToken{Uses: ManyUses, Replace: true})
+	mu.Unlock()
+	testwait.Until(t, "a certificate of the other cluster", func() bool {
+		return !m.Source().Pair().Roots[0].Equal(first.Roots[0])
+	})
+	stop()
+	if err := testwait.For(t, ended, "the end"); err != nil {
+		t.Error(err)
 	}
 }
 

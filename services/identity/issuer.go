@@ -26,7 +26,7 @@ func (s *Issuer) IssueCertificate(ctx context.Context, req *tandemv1.IssueCertif
 	*tandemv1.IssueCertificateResponse, error,
 ) {
 	if s.Authority == nil {
-		return nil, status.Error(codes.Unimplemented, "this gateway has no authority (--certs) that issues certificates")
+		return nil, status.Error(codes.Unimplemented, "this gateway has no authority (--authority) that issues certificates")
 	}
 	if len(req.GetRequest()) > mostRequest {
 		return nil, status.Errorf(codes.InvalidArgument, "request: has %d bytes, at most %d are read",

@@ -120,10 +120,11 @@ func (m *Member) first(ctx context.Context) (*Pair, error) {
 			if err := m.check(pair); err != nil {
 				return nil, err
 			}
-			if left := time.Until(pair.Cert.Leaf.NotAfter); left > 0 {
+			if time.Now().Before(pair.Cert.Leaf.NotAfter) && !m.elsewhere(pair) {
 				return pair, nil
 			}
-			err = fmt.Errorf("the certificate in %s expired at %s", m.cfg.Dir, pair.Cert.Leaf.NotAfter.Format(time.RFC3339))
+			err = fmt.Errorf("the certificate in %s expired at %s, or is of another cluster than the join token", m.cfg.Dir,
+				pair.Cert.Leaf.NotAfter.Format(time.RFC3339))
 		case !missing(err):
 			return nil, fmt.Errorf("--certs: %w", err)
 		}
@@ -151,6 +152,17 @@ func (m *Member) first(ctx context.Context) (*Pair, error) {
 			return nil, ctx.Err()
 		}
 	}
+}
+
+// elsewhere says that the join token is for another cluster than a certificate: the gateway lost its authority, or the
+// worker is to change over.
+func (m *Member) elsewhere(pair *Pair) bool {
+	token, err := m.cfg.Token()
+	if err != nil || token == "" {
+		return false
+	}
+	_, pin, err := splitToken(token)
+	return err == nil && !known(pin, pair.Roots)
 }
 
 // check compares a certificate with what the worker is.
@@ -293,6 +305,18 @@ func (m *Member) Run(ctx context.Context) error {
 			}
 			if err != nil {
 				m.cfg.Logger.Warn("the folder's certificate is not used", zap.NamedError(telemetry.KeyErr, err))
+				continue
+			}
+			m.use(pair)
+			next = pair.renewAt()
+		}
+		if m.elsewhere(m.source.Pair()) {
+			pair, err := m.first(ctx)
+			if err != nil {
+				if ctx.Err() != nil {
+					return nil
+				}
+				m.cfg.Logger.Warn("no certificate of the join token's cluster, will try again", zap.NamedError(telemetry.KeyErr, err))
 				continue
 			}
 			m.use(pair)

@@ -22,6 +22,8 @@ type token struct {
 	Hash    string    `json:"hash"` // digest of the secret
 	Role    string    `json:"role"` // "" = any
 	ID      string    `json:"worker_id,omitempty"`
+	Label   string    `json:"label,omitempty"`
+	Replace bool      `json:"replace,omitempty"`
 	Expires time.Time `json:"expires"`
 	Uses    int       `json:"uses"`           // that are left
 	Keys    []string  `json:"keys,omitempty"` // digests of those that got a certificate with it: they may ask again
@@ -37,6 +39,10 @@ type JoinToken struct {
 	TTL time.Duration
 	// Uses is how often it may be used, ManyUses = without limit.
 	Uses int
+	// Replace lets the token's certificates take the place of those of the same name, as one for an ID does.
+	Replace bool
+	// Label of a token of which there is one: a new one takes the place of the one before. "" = none.
+	Label string
 }
 
 // prefix begins every token, so that it is recognised where it should not be.
@@ -53,7 +59,7 @@ func (a *Authority) NewToken(t JoinToken) (string, error) {
 	}
 	if t.ID != "" {
 		if err := CheckID(t.ID); err != nil {
-			return "", fmt.Errorf("worker_id: %w", err)
+			return "", fmt.Errorf("name: %w", err)
 		}
 	}
 	if t.TTL <= 0 {
@@ -70,9 +76,11 @@ func (a *Authority) NewToken(t JoinToken) (string, error) {
 			return err
 		}
 		pin = pinOf(roots[0])
-		l.Tokens = slices.DeleteFunc(l.Tokens, func(t *token) bool { return time.Now().After(t.Expires) })
+		l.Tokens = slices.DeleteFunc(l.Tokens, func(old *token) bool {
+			return time.Now().After(old.Expires) || t.Label != "" && old.Label == t.Label
+		})
 		l.Tokens = append(l.Tokens, &token{Name: name, Hash: digest([]byte(secret)), Role: t.Role, ID: t.ID,
-			Expires: time.Now().Add(t.TTL), Uses: t.Uses})
+			Label: t.Label, Replace: t.Replace || t.ID != "", Expires: time.Now().Add(t.TTL), Uses: t.Uses})
 		return nil
 	})
 	return strings.Join([]string{prefix, name, secret, pin}, "."), err
@@ -82,6 +90,11 @@ func (a *Authority) NewToken(t JoinToken) (string, error) {
 func pinOf(root *x509.Certificate) string {
 	sum := sha256.Sum256(root.Raw)
 	return base.EncodeToString(sum[:])
+}
+
+// known says that a token's authority is among roots.
+func known(pin string, roots []*x509.Certificate) bool {
+	return slices.ContainsFunc(roots, func(c *x509.Certificate) bool { return pinOf(c) == pin })
 }
 
 // splitToken returns the secret part of a token, which the authority is told, and the authority's digest.
