@@ -179,8 +179,8 @@ func (a *Authority) signer() ([]*x509.Certificate, *ecdsa.PrivateKey, error) {
 }
 
 // Rotate replaces the authority. Workers learn of the new one when they renew their certificates, and trust it before
-// that because the old one signed it; the old one stays trusted until the last of its certificates has expired. With drop it is
-// not trusted any more, and neither are the certificates that it issued: for keys that others may have.
+// that because the old one signed it; the old one stays trusted until the last of its certificates has expired. With
+// drop it is not trusted any more, and neither are the certificates that it issued: for keys that others may have.
 func (a *Authority) Rotate(gateway string, drop bool) error {
 	err := a.locked(func(l *ledger) error {
 		old, oldKey, err := a.signer()

@@ -7,8 +7,8 @@
 // not compared.
 //
 // Connections (Transport) over unix sockets, and over loopback where a process has no certificate, are left alone.
-// All others are TLS 1.3 with certificates on both sides, unless both were told to do without. Rules says which roles
-// may call which service.
+// All others are TLS 1.3 with certificates on both sides, unless both were told to do without. The rules say which
+// roles may call which service.
 package identity
 
 import (

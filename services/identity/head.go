@@ -10,7 +10,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// Head keeps the gateway's own certificate, and those of workers on its machine that have no other way to the authority.
+// Head keeps the gateway's own certificate, and those of workers on its machine that have no other way to the
+// authority.
 type Head struct {
 	authority *Authority
 	name      string

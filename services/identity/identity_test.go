@@ -212,11 +212,13 @@ func TestJoinTokens(t *testing.T) {
 	}
 	// The folder is enough from now on.
 	dir := replaced.cfg.Dir
-	if _, err := Join(t.Context(), c.member(Draft, "", "", dir)); err == nil || !strings.Contains(err.Error(), "another worker") {
+	_, err = Join(t.Context(), c.member(Draft, "", "", dir))
+	if err == nil || !strings.Contains(err.Error(), "another worker") {
 		t.Errorf("a folder that is in use: %v", err)
 	}
 	replaced.Close()
-	if _, err := Join(t.Context(), c.member(Target, "", "", dir)); err == nil || !strings.Contains(err.Error(), "role draft") {
+	_, err = Join(t.Context(), c.member(Target, "", "", dir))
+	if err == nil || !strings.Contains(err.Error(), "role draft") {
 		t.Errorf("a folder of another role: %v", err)
 	}
 	again, err := Join(t.Context(), c.member(Draft, "", "", dir))
@@ -302,8 +304,10 @@ func TestTransport(t *testing.T) {
 		says           string
 		check          codes.Code
 	}{
-		{"gateway to target", target, pair(ours, Gateway), Target, true, codes.Aborted, "called by gateway/gateway-1", codes.OK},
-		{"on one host", target, pair(ours, Gateway), Target, false, codes.Aborted, "called by gateway/gateway-1", codes.OK},
+		{"gateway to target", target, pair(ours, Gateway), Target, true, codes.Aborted, "called by gateway/gateway-1",
+			codes.OK},
+		{"on one host", target, pair(ours, Gateway), Target, false, codes.Aborted, "called by gateway/gateway-1",
+			codes.OK},
 		{"another role", target, pair(ours, Draft), "", true, codes.PermissionDenied, "not for the role draft", codes.OK},
 		{"server of another role", pair(ours, Draft), pair(ours, Gateway), Target, true, codes.Unavailable,
 			"not a target", codes.Unavailable},
@@ -471,8 +475,8 @@ func TestRenewals(t *testing.T) {
 	}
 }
 
-// TestAnotherCluster: a worker whose token is for another cluster than its certificate changes over, and a token that may
-// replace certificates does.
+// TestAnotherCluster: a worker whose token is for another cluster than its certificate changes over, and a token that
+// may replace certificates does.
 func TestAnotherCluster(t *testing.T) {
 	old, next := newCluster(t, time.Hour), newCluster(t, time.Hour)
 	token := old.token(JoinToken{})

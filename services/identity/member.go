@@ -58,8 +58,8 @@ type Member struct {
 	key *ecdsa.PrivateKey
 }
 
-// Join reads the worker's certificate or gets one for its join token, and tries until ctx ends while the gateway does not
-// answer. What the gateway refuses is an error at once.
+// Join reads the worker's certificate or gets one for its join token, and tries until ctx ends while the gateway does
+// not answer. What the gateway refuses is an error at once.
 func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = zap.NewNop()
@@ -147,7 +147,8 @@ func (m *Member) first(ctx context.Context) (*Pair, error) {
 		if ctx.Err() != nil {
 			return nil, err
 		}
-		m.cfg.Logger.Warn("no certificate yet, will try again", zap.Duration("wait", wait), zap.NamedError(telemetry.KeyErr, err))
+		m.cfg.Logger.Warn("no certificate yet, will try again", zap.Duration("wait", wait),
+			zap.NamedError(telemetry.KeyErr, err))
 		if !pause.For(ctx, wait) {
 			return nil, ctx.Err()
 		}
@@ -316,7 +317,8 @@ func (m *Member) Run(ctx context.Context) error {
 				if ctx.Err() != nil {
 					return nil
 				}
-				m.cfg.Logger.Warn("no certificate of the join token's cluster, will try again", zap.NamedError(telemetry.KeyErr, err))
+				m.cfg.Logger.Warn("no certificate of the join token's cluster, will try again",
+					zap.NamedError(telemetry.KeyErr, err))
 				continue
 			}
 			m.use(pair)
@@ -331,8 +333,8 @@ func (m *Member) Run(ctx context.Context) error {
 				return nil
 			}
 			left := time.Until(m.source.Pair().Cert.Leaf.NotAfter)
-			m.cfg.Logger.Warn("the certificate was not renewed, will try again", zap.Duration("left", left.Round(time.Second)),
-				zap.NamedError(telemetry.KeyErr, err))
+			m.cfg.Logger.Warn("the certificate was not renewed, will try again",
+				zap.Duration("left", left.Round(time.Second)), zap.NamedError(telemetry.KeyErr, err))
 			next = time.Now().Add(min(m.cfg.Retry, max(left/10, m.cfg.Poll)))
 			continue
 		}

@@ -120,8 +120,8 @@ func (t *transport) ClientHandshake(ctx context.Context, _ string, raw net.Conn)
 // handshakeTimeout bounds how long a server waits for the first bytes of a connection and for its certificate.
 const handshakeTimeout = 10 * time.Second
 
-// ServerHandshake implements credentials.TransportCredentials. A client without certificate is nobody: Rules lets it ask
-// for one. A client on this machine may also speak without TLS, which tells it whether the process is healthy.
+// ServerHandshake implements credentials.TransportCredentials. A client without certificate is nobody: the rules let it
+// ask for one. A client on this machine may also speak without TLS, which tells it whether the process is healthy.
 func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	if bare, err := t.bare(raw); bare || err != nil {
 		t.refused(raw, err)
@@ -202,9 +202,10 @@ func loopback(a net.Addr) bool {
 	return !ok || tcp.IP.IsLoopback() // others are in memory
 }
 
-// config is what both ends share. Certificates are checked anew for every connection.
+// config is what both ends share. Certificates are checked for every connection.
 func (t *transport) config() *tls.Config {
-	return &tls.Config{MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"}, SessionTicketsDisabled: true}
+	return &tls.Config{MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"}, SessionTicketsDisabled: true,
+		DynamicRecordSizingDisabled: true} // messages are longer than a packet
 }
 
 // refused tells the log of a connection that was not taken.

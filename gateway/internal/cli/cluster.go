@@ -187,7 +187,8 @@ func (c *cluster) specs() ([]supervise.Spec, error) {
 		}
 	}
 	if models.prefill != "" {
-		if err := add(workerPrefill, []string{"--model", models.prefill, "--threads", strconv.Itoa(draftThreads)}); err != nil {
+		args := []string{"--model", models.prefill, "--threads", strconv.Itoa(draftThreads)}
+		if err := add(workerPrefill, args); err != nil {
 			return nil, err
 		}
 	}

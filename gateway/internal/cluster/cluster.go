@@ -62,7 +62,8 @@ func New(cfg Config, deps Deps) *Cluster {
 	}
 	return &Cluster{
 		Targets: NewPool(cfg.Targets), Scorers: NewPool(cfg.Scorers), reg: deps.Registry,
-		log: deps.Logger, dial: deps.DialOptions, cred: deps.Credentials, changed: make(chan struct{}), odd: map[string]bool{},
+		log: deps.Logger, dial: deps.DialOptions, cred: deps.Credentials,
+		changed: make(chan struct{}), odd: map[string]bool{},
 	}
 }
 

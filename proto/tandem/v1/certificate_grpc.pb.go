@@ -28,10 +28,11 @@ const (
 //
 // CertificateService gives workers their certificates. The gateway serves it beside the registry.
 type CertificateServiceClient interface {
-	// IssueCertificate answers a request for a certificate: the first one of a worker for a join token, later ones for the
-	// certificate that the connection was made with. Asking again with the same token, key and name gives a certificate
-	// again. PERMISSION_DENIED: the token is unknown, used, expired, or for another role or worker, or the name belongs to
-	// another worker. UNAUTHENTICATED: neither token nor certificate. UNIMPLEMENTED: the gateway has no authority.
+	// IssueCertificate answers a request for a certificate: the first one of a worker for a join token, later ones for
+	// the certificate that the connection was made with. Asking again with the same token, key and name gives a
+	// certificate again. PERMISSION_DENIED: the token is unknown, used, expired, or for another role or worker, or the
+	// name belongs to another worker. UNAUTHENTICATED: neither token nor certificate. UNIMPLEMENTED: the gateway has no
+	// authority.
 	IssueCertificate(ctx context.Context, in *IssueCertificateRequest, opts ...grpc.CallOption) (*IssueCertificateResponse, error)
 }
 
@@ -59,10 +60,11 @@ func (c *certificateServiceClient) IssueCertificate(ctx context.Context, in *Iss
 //
 // CertificateService gives workers their certificates. The gateway serves it beside the registry.
 type CertificateServiceServer interface {
-	// IssueCertificate answers a request for a certificate: the first one of a worker for a join token, later ones for the
-	// certificate that the connection was made with. Asking again with the same token, key and name gives a certificate
-	// again. PERMISSION_DENIED: the token is unknown, used, expired, or for another role or worker, or the name belongs to
-	// another worker. UNAUTHENTICATED: neither token nor certificate. UNIMPLEMENTED: the gateway has no authority.
+	// IssueCertificate answers a request for a certificate: the first one of a worker for a join token, later ones for
+	// the certificate that the connection was made with. Asking again with the same token, key and name gives a
+	// certificate again. PERMISSION_DENIED: the token is unknown, used, expired, or for another role or worker, or the
+	// name belongs to another worker. UNAUTHENTICATED: neither token nor certificate. UNIMPLEMENTED: the gateway has no
+	// authority.
 	IssueCertificate(context.Context, *IssueCertificateRequest) (*IssueCertificateResponse, error)
 	mustEmbedUnimplementedCertificateServiceServer()
 }

@@ -170,8 +170,8 @@ func (c *serveCmd) serveStage(ctx context.Context, file *gguf.File, log *zap.Log
 	})}
 	log.Info("serving a stage", zap.String("stage", c.Stage), zap.Int("layer_first", d.First),
 		zap.Int("layers", d.Last-d.First))
-	node := workernode.Config{Flags: &c.Flags, Log: log, Registration: &tandemv1.Registration{}, Grace: stageGrace, Alone: true,
-		Options: stagenet.Options(workernode.MaxRequestBytes)}
+	node := workernode.Config{Flags: &c.Flags, Log: log, Registration: &tandemv1.Registration{}, Grace: stageGrace,
+		Alone: true, Options: stagenet.Options(workernode.MaxRequestBytes)}
 	return workernode.Run(ctx, node, w)
 }
 
