@@ -123,13 +123,14 @@ func TestSeveralHosts(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			ports := freePorts(t, ip, 3)
 			registry, serves, advertised := ports[0], ports[1], ports[2]
+			file := filepath.Join(t.TempDir(), "token")
 			authority := filepath.Join(t.TempDir(), "authority")
 			args := []string{"--demo", "--registry-listen", registry, "--route", "load"}
 			worker := []string{"--listen", serves, "--advertise", advertised}
 			if mode == "plaintext" {
 				args, worker = append(args, "--plaintext"), append(worker, "--plaintext")
 			} else {
-				args = append(args, "--authority", authority)
+				args = append(args, "--authority", authority, "--join-token-output", file)
 			}
 			cl := start(t, args...)
 			if mode == "certificates" {
@@ -159,6 +160,8 @@ func TestSeveralHosts(t *testing.T) {
 			if mode == "plaintext" {
 				return
 			}
+			join(t, c, registry, "third", "--listen", net.JoinHostPort(ip, "0"), "--certs", t.TempDir(),
+				"--join-token-file", file)
 			used := worker[len(worker)-1]
 			for name, args := range map[string][]string{
 				"no certificate":      {"--plaintext"},
