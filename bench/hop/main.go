@@ -20,10 +20,13 @@ import (
 	"slices"
 	"time"
 
+	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/identity"
 	"github.com/tandem-inference/tandem/services/shmstream"
 	"github.com/tandem-inference/tandem/services/tensorwire"
 )
@@ -31,11 +34,12 @@ import (
 func main() {
 	n := flag.Int("n", 3000, "round trips per row")
 	serve := flag.String("serve", "", "network:address to serve on (used by the program itself)")
+	certs := flag.String("certs", "", "folder of the server's certificate (used by the program itself)")
 	plain := flag.Bool("plain", false, "gRPC as it comes: no codec, no options")
 	flag.Parse()
 	var err error
 	if *serve != "" {
-		err = server(*serve, *plain)
+		err = server(*serve, *certs, *plain)
 	} else {
 		err = client(*n, *plain)
 	}
@@ -68,9 +72,9 @@ func (drafts) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateReques
 	}
 }
 
-func server(at string, plain bool) error {
+func server(at, certs string, plain bool) error {
 	network, address := at[:4], at[5:]
-	if network == "tcp4" {
+	if network != "unix" {
 		network = "tcp"
 	}
 	l, err := net.Listen(network, address)
@@ -82,6 +86,14 @@ func server(at string, plain bool) error {
 		options = append(tensorwire.ServerOptions(),
 			grpc.ChainStreamInterceptor(shmstream.ServerInterceptor(tensorwire.MaxMessageBytes,
 				tandemv1.DraftService_Speculate_FullMethodName)))
+	}
+	if certs != "" {
+		pair, err := identity.Load(certs)
+		if err != nil {
+			return err
+		}
+		options = append(options, grpc.Creds(identity.Transport{Source: identity.NewSource(pair)}.Server()))
+		options = append(options, identity.ServerOptions(zap.NewNop())...)
 	}
 	s := grpc.NewServer(options...)
 	tandemv1.RegisterDraftServiceServer(s, drafts{})
@@ -100,27 +112,50 @@ func client(n int, plain bool) error {
 	}
 	defer os.RemoveAll(dir)
 	fmt.Printf("%-5s %9s %10s %10s %10s\n", "", "bytes", "p50 µs", "p99 µs", "allocs")
-	for _, network := range []string{"unix", "tcp4", "shm"} {
+	for _, network := range []string{"unix", "tcp4", "mtls", "shm"} {
 		if plain && network == "shm" {
 			continue
 		}
 		at := "unix:" + filepath.Join(dir, network)
-		if network == "tcp4" {
-			at = "tcp4:127.0.0.1:0"
+		creds, certs := insecure.NewCredentials(), ""
+		if network == "tcp4" || network == "mtls" {
+			at = network + ":127.0.0.1:0"
 		}
-		if err := measure(network, at, n, plain); err != nil {
+		if network == "mtls" {
+			if creds, certs, err = certificates(dir); err != nil {
+				return err
+			}
+		}
+		if err := measure(network, at, certs, creds, n, plain); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func measure(network, at string, n int, plain bool) error {
+// certificates makes those of a target, the client, and of a draft, the server, whose folder it returns.
+func certificates(dir string) (credentials.TransportCredentials, string, error) {
+	authority, err := identity.Init(filepath.Join(dir, "authority"), identity.Gateway, time.Hour)
+	if err != nil {
+		return nil, "", err
+	}
+	certs := filepath.Join(dir, "draft")
+	if _, err := authority.IssuePair(identity.Identity{Role: identity.Draft, ID: "draft"}, certs); err != nil {
+		return nil, "", err
+	}
+	own, err := authority.IssuePair(identity.Identity{Role: identity.Target, ID: "target"}, filepath.Join(dir, "target"))
+	if err != nil {
+		return nil, "", err
+	}
+	return identity.Transport{Source: identity.NewSource(own)}.Client(identity.Draft), certs, nil
+}
+
+func measure(network, at, certs string, creds credentials.TransportCredentials, n int, plain bool) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
 	}
-	cmd := exec.Command(self, "-serve", at, fmt.Sprintf("-plain=%v", plain))
+	cmd := exec.Command(self, "-serve", at, "-certs", certs, fmt.Sprintf("-plain=%v", plain))
 	cmd.Stderr = os.Stderr
 	hold, err := cmd.StdinPipe()
 	if err != nil {
@@ -139,10 +174,10 @@ func measure(network, at string, n int, plain bool) error {
 		return fmt.Errorf("the server does not say where it is: %w", err)
 	}
 	target := address
-	if network != "tcp4" {
+	if network == "unix" || network == "shm" {
 		target = "unix:" + address
 	}
-	options := []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
+	options := []grpc.DialOption{grpc.WithTransportCredentials(creds)}
 	if !plain {
 		options = append(options, tensorwire.DialOptions()...)
 	}

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
@@ -51,7 +52,9 @@ type ClientConfig struct {
 	// OnDisconnect is told when a joined stream ended, with its error. Nil = not wanted.
 	OnDisconnect func(error)
 	Logger       *zap.Logger
-	// DialOptions replace the defaults (no TLS, keepalive) when not empty.
+	// Credentials of the connection; nil = plaintext.
+	Credentials credentials.TransportCredentials
+	// DialOptions replace the defaults (Credentials, keepalive) when not empty.
 	DialOptions []grpc.DialOption
 	// Waits between attempts: doubled from Min to Max, with jitter. Zero = defaults.
 	MinBackoff, MaxBackoff time.Duration
@@ -93,11 +96,14 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 	if cfg.MaxBackoff < cfg.MinBackoff {
 		cfg.MaxBackoff = max(DefaultMaxBackoff, cfg.MinBackoff)
 	}
+	if cfg.Credentials == nil {
+		cfg.Credentials = insecure.NewCredentials()
+	}
 	if len(cfg.DialOptions) == 0 {
 		cfg.DialOptions = []grpc.DialOption{
 			// As in tensorwire: a TXT query would hold a worker for 10 s on a network without a way out.
 			grpc.WithDisableServiceConfig(),
-			grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithTransportCredentials(cfg.Credentials),
 			grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second,
 				PermitWithoutStream: true}),
 		}

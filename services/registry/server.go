@@ -15,6 +15,7 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/bounds"
+	"github.com/tandem-inference/tandem/services/identity"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -109,6 +110,10 @@ func (s *Server) Join(stream tandemv1.RegistryService_JoinServer) (err error) {
 	}
 	reg := first.GetRegistration()
 	if err := s.check(reg); err != nil {
+		s.log.Warn("worker refused", zap.String(telemetry.KeyWorker, reg.GetWorkerId()), zap.Error(err))
+		return err
+	}
+	if err := known(stream.Context(), reg); err != nil {
 		s.log.Warn("worker refused", zap.String(telemetry.KeyWorker, reg.GetWorkerId()), zap.Error(err))
 		return err
 	}
@@ -207,6 +212,19 @@ func pass[T any](ctx context.Context, to chan<- T, v T) bool {
 	case <-ctx.Done():
 		return false
 	}
+}
+
+// known compares a registration with the certificate of its connection.
+func known(ctx context.Context, reg *tandemv1.Registration) error {
+	info, ok := identity.FromContext(ctx)
+	if !ok || info.Trusted {
+		return nil
+	}
+	if says := (identity.Identity{Role: RoleName(reg.GetRole()), ID: reg.GetWorkerId()}); says != info.Identity {
+		return reasonError(codes.PermissionDenied, "NOT_YOUR_NAME",
+			"registration: says "+says.String()+", the certificate is for "+info.Identity.String())
+	}
+	return nil
 }
 
 // checkUpdate validates a later registration of a stream.

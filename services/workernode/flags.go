@@ -46,6 +46,8 @@ type Flags struct {
 
 	Supervise bool `help:"Run the worker as a child process that is killed and started again when it hangs, and pass signals on; for containers, whose engine restarts only what has ended." default:"false"`
 
+	CertFlags
+
 	telemetry.TraceFlags
 	MetricsListen string `help:"Where metrics are served at /metrics: host:port, or :port for this machine only; default: nowhere, the gateway's /metrics shows the counters of its workers." placeholder:"ADDR"`
 	AdminListen   string `help:"Where profiles (/debug/pprof/) and the level of logs (/log/level) are served, without a key: host:port, or :port for this machine only; default: nowhere." placeholder:"ADDR"`
@@ -97,14 +99,20 @@ func (f *Flags) Validate() error {
 	if _, err := device.Parse(f.Device); err != nil {
 		errs = append(errs, fmt.Errorf("--device: %w", err))
 	}
+	if err := f.CertFlags.validate(map[string]string{"listen": f.Listen, "gateway": f.Gateway}); err != nil {
+		errs = append(errs, err)
+	}
+	if (f.JoinToken != "" || f.JoinTokenFile != "") && f.Gateway == "" {
+		errs = append(errs, errors.New("--join-token: needs --gateway, which gives the certificate"))
+	}
 	return errors.Join(append(errs, f.TraceFlags.Validate())...)
 }
 
 // Check reports settings that are legal and dangerous.
 func (f *Flags) Check() (warnings []config.Warning) {
-	if config.Exposed(f.Listen) {
-		warnings = append(warnings, config.Warning{Flag: "listen",
-			Text: f.Listen + " is reachable from other machines, and workers ask for no key: whoever reaches it can use the " +
+	if f.Plaintext && config.Exposed(f.Listen) {
+		warnings = append(warnings, config.Warning{Flag: "plaintext",
+			Text: f.Listen + " is reachable from other machines, and asks nobody who they are: whoever reaches it can use the " +
 				"engine; keep it on a network of your own"})
 	}
 	for flag, address := range map[string]string{"metrics-listen": f.MetricsListen, "admin-listen": f.AdminListen} {

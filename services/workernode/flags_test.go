@@ -1,12 +1,41 @@
 package workernode
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
-func TestListenerWarnings(t *testing.T) {
-	for listen, want := range map[string]int{"127.0.0.1:0": 0, "unix:///x.sock": 0, "localhost:1": 0, "0.0.0.0:9200": 1,
-		":9200": 1, "10.1.2.3:9200": 1} {
-		if got := (&Flags{Listen: listen}).Check(); len(got) != want || want > 0 && got[0].Flag != "listen" {
-			t.Errorf("%s: %v", listen, got)
+// TestOffHost: an address that other hosts reach wants a certificate, or somebody who says that there is to be none.
+func TestOffHost(t *testing.T) {
+	for address, far := range map[string]bool{"127.0.0.1:0": false, "unix:///x.sock": false, "localhost:1": false,
+		"0.0.0.0:9200": true, ":9200": true, "10.1.2.3:9200": true} {
+		bare := Flags{Listen: address, Device: "cpu", HangTimeout: "3s"}
+		if err := bare.Validate(); (err != nil) != far || far && !strings.Contains(err.Error(), "--listen") {
+			t.Errorf("--listen %s: %v", address, err)
+		}
+		joins := Flags{Gateway: address, Device: "cpu", HangTimeout: "3s"}
+		if err := joins.Validate(); (err != nil) != far || far && !strings.Contains(err.Error(), "--gateway") {
+			t.Errorf("--gateway %s: %v", address, err)
+		}
+		for name, c := range map[string]CertFlags{"--certs": {Certs: "x"}, "--join-token": {JoinToken: "x"},
+			"--join-token-file": {JoinTokenFile: "x"}, "--plaintext": {Plaintext: true}} {
+			f := Flags{Listen: address, Gateway: "127.0.0.1:1", Device: "cpu", HangTimeout: "3s", CertFlags: c}
+			if err := f.Validate(); err != nil {
+				t.Errorf("%s %s: %v", name, address, err)
+			}
+			if warned := len(f.Check()) > 0; warned != (far && c.Plaintext) {
+				t.Errorf("%s %s: warned %v", name, address, warned)
+			}
+		}
+	}
+	for want, c := range map[string]CertFlags{
+		"--plaintext":       {Certs: "x", Plaintext: true},
+		"--join-token-file": {JoinToken: "x", JoinTokenFile: "y"},
+		"--join-token":      {JoinToken: "x"},
+	} {
+		f := Flags{Listen: "127.0.0.1:0", Device: "cpu", HangTimeout: "3s", CertFlags: c}
+		if err := f.Validate(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v", c, err)
 		}
 	}
 }

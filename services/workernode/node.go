@@ -12,6 +12,7 @@ import (
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/identity"
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/sdnotify"
@@ -59,6 +60,8 @@ type Config struct {
 	Again func(ctx context.Context, r *tandemv1.Registration) error
 	// Grace is how long work may take to finish after SIGTERM.
 	Grace time.Duration
+	// Alone says that no gateway leases the worker: a stage serves its head.
+	Alone bool
 	// Options of the server beyond ServerOptions.
 	Options []grpc.ServerOption
 }
@@ -123,6 +126,9 @@ func Run(ctx context.Context, cfg Config, w Worker) error {
 	}
 	defer n.notify.Close()
 	options := append(ServerOptions(cfg.Log), telemetry.ServerOptions(cfg.Flags.providers())...)
+	options = append(options, grpc.Creds(cfg.Flags.transport(cfg.Log).Server()))
+	options = append(options, identity.ServerOptions(cfg.Log)...)
+	defer cfg.Flags.leave()
 	n.server = grpc.NewServer(append(options, cfg.Options...)...)
 	w.Register(n.server)
 	if cfg.Flags.traces.On() {
@@ -211,13 +217,13 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 // connect makes the client of the gateway's registry, where there is a gateway.
 func (n *node) connect() error {
 	gateway := n.cfg.Flags.Gateway
-	if gateway == "" {
+	if gateway == "" || n.cfg.Alone {
 		return nil
 	}
 	var err error
 	n.client, err = registry.NewClient(registry.ClientConfig{
 		Gateway: DialTarget(gateway), Registration: n.cfg.Registration, Heartbeat: n.heartbeat, OnLease: n.lease,
-		Logger: n.log.Named("registry"),
+		Logger: n.log.Named("registry"), Credentials: n.cfg.Flags.transport(n.log).Client(identity.Gateway),
 	})
 	return err
 }
@@ -240,6 +246,9 @@ func (n *node) parts(listener net.Listener) []part {
 	}
 	if n.client != nil {
 		parts = append(parts, part{"registry", n.client.Run})
+	}
+	if m := n.cfg.Flags.member; m != nil {
+		parts = append(parts, part{"certificates", m.Run})
 	}
 	for _, p := range n.pages {
 		parts = append(parts, part{p.flag, func(ctx context.Context) error {

@@ -81,7 +81,11 @@ func (f *Flags) Open(s Streams, role tandemv1.Role, cacheDir string) (*Opened, e
 		return nil, err
 	}
 	name := registry.RoleName(role)
-	id := f.ID(name)
+	id, err := f.join(context.Background(), name, log.Named("worker."+name))
+	if err != nil {
+		_ = file.Close()
+		return nil, err
+	}
 	f.WorkerID = id // a name that was made up is the process's for good
 	log = log.Named("worker." + name).With(zap.String(telemetry.KeyWorker, id))
 	process := telemetry.Process{

@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/traces"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
+	"github.com/tandem-inference/tandem/services/identity"
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/tokenizer"
@@ -69,6 +70,8 @@ type App struct {
 	grpcServer     *grpc.Server // nil when the port is off
 	registryServer *grpc.Server
 
+	head *identity.Head // of the cluster's certificates; nil = there are none
+
 	draining atomic.Bool
 	// requests is the parent of every request's context; cancelRequests ends them with a cause.
 	requests       context.Context
@@ -106,6 +109,9 @@ func New(cfg Config, deps Deps) (_ *App, err error) {
 		}
 	}()
 	if err := a.listen(); err != nil {
+		return nil, err
+	}
+	if err := a.certify(); err != nil {
 		return nil, err
 	}
 	if err := a.wire(); err != nil {
@@ -181,6 +187,9 @@ func (a *App) Run(ctx context.Context) error {
 		grp.Go(func() error { return a.rpcHealth.run(parts) })
 	}
 	grp.Go(func() error { return a.watchFiles(parts) })
+	if a.head != nil {
+		grp.Go(func() error { return a.head.Run(parts) })
+	}
 	grp.Go(func() error {
 		select {
 		case <-ctx.Done():

@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/httpapi"
 	"github.com/tandem-inference/tandem/gateway/internal/watchdog"
 	"github.com/tandem-inference/tandem/services/config"
+	"github.com/tandem-inference/tandem/services/identity"
 	"github.com/tandem-inference/tandem/services/telemetry"
 )
 
@@ -23,7 +24,12 @@ type Config struct {
 	Host           string `default:"127.0.0.1" help:"Address of the HTTP and gRPC ports."`
 	Port           int    `default:"8000" help:"HTTP port; 0 picks a free one."`
 	GRPCPort       int    `name:"grpc-port" default:"8103" help:"Port of the public gRPC API; 0 picks a free one, -1 turns it off."`
-	RegistryListen string `default:"127.0.0.1:8104" placeholder:"ADDR" help:"Where workers join: host:port or unix:///path."`
+	RegistryListen string `default:"127.0.0.1:8104" placeholder:"ADDR" help:"Where workers join: host:port or unix:///path. From other hosts they need a certificate, which a join token of tandem certs token gets."`
+
+	Authority       string        `type:"path" placeholder:"DIR" help:"Folder of the cluster's authority, which gives workers their certificates; made when missing. Default where other hosts reach --registry-listen: tandem/cluster in the user's configuration."`
+	CertLifetime    time.Duration `default:"24h" placeholder:"DURATION" help:"Life of a worker's certificate; it is renewed after two thirds of that."`
+	JoinTokenOutput string        `type:"path" placeholder:"PATH" help:"Write a join token to this file that works any number of times until the gateway starts again, for workers that are started together with it; whoever reads the file can join."`
+	Plaintext       bool          `help:"Talk to other hosts without certificates: whoever is on the way, or reaches a port, can join, read and change everything."`
 
 	Model            string `name:"model" type:"path" placeholder:"PATH" help:"Target's model file: tandem serve runs it, like one that is given as an argument; tandem gateway reads tokenizer and chat template from it, by default from the path that the target worker reports."`
 	PrefillDrafter   string `type:"path" placeholder:"PATH" help:"Scorer's model file: tandem serve runs it; tandem gateway reads its tokenizer from it, by default from the path that the scorer reports."`
@@ -96,6 +102,9 @@ type Config struct {
 	QueuedHeadersS float64 `name:"queued-headers-s" default:"10" hidden:"" help:"Wait in the queue after which a stream gets its headers and keep-alives, seconds."`
 }
 
+// leastCertLifetime leaves a worker time to renew a certificate while its gateway is away.
+const leastCertLifetime = 10 * time.Minute
+
 // imagesReplaced is the ImagePolicy that puts a text in the place of content that the model cannot read.
 const imagesReplaced = "placeholder"
 
@@ -106,6 +115,7 @@ const cacheByKey = "key"
 func Defaults() Config {
 	return Config{
 		Host: "127.0.0.1", Port: 8000, GRPCPort: 8103, RegistryListen: "127.0.0.1:8104",
+		CertLifetime:       identity.DefaultLifetime,
 		DegenerateWatchdog: watchdog.AfterClose, MaxN: 8, MaxQueue: 256, QueueTimeoutS: 600, NoWorkerTimeoutS: 30,
 		FailoverTimeoutS: 60, ShutdownGraceS: 30, SSEKeepaliveS: 15, StreamUsageDefault: true,
 		CORSOrigin: []string{httpapi.OriginLocal}, ResponseStoreMB: 64, BodyMemoryMB: 512,
@@ -148,6 +158,12 @@ func (c *Config) validateListeners(bad report) {
 	}
 	if _, _, err := splitListen(c.RegistryListen); err != nil {
 		bad("registry-listen", "%v", err)
+	}
+	if c.Plaintext && (c.Authority != "" || c.JoinTokenOutput != "") {
+		bad("plaintext", "is for gateways without --authority and --join-token-output")
+	}
+	if c.CertLifetime < leastCertLifetime {
+		bad("cert-lifetime", "%v is below %v", c.CertLifetime, leastCertLifetime)
 	}
 	for _, origin := range c.CORSOrigin {
 		if err := httpapi.CheckOrigin(origin); err != nil {
@@ -263,8 +279,8 @@ func (c *Config) Check() []config.Warning {
 	if w, ok := telemetry.ExposedWarning("admin-listen", c.AdminListen); ok {
 		out = append(out, w)
 	}
-	if config.Exposed(c.RegistryListen) {
-		warn("registry-listen", c.RegistryListen+
+	if c.Plaintext && config.Exposed(c.RegistryListen) {
+		warn("plaintext", c.RegistryListen+
 			" is reachable from other machines: whoever reaches it can join as a worker and read prompts; keep it on a "+
 			"network of your own")
 	}

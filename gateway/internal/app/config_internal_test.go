@@ -60,8 +60,10 @@ func TestWarnings(t *testing.T) {
 		{"with a key", []func(*Config){key, func(c *Config) { c.Host = "0.0.0.0" }}, []string{"host: without TLS"}},
 		{"with a key and TLS", []func(*Config){key, func(c *Config) { c.Host, c.TLSCert, c.TLSKey = "0.0.0.0", "c", "k" }},
 			nil},
-		{"registry", []func(*Config){func(c *Config) { c.RegistryListen = "0.0.0.0:9100" }},
-			[]string{"registry-listen: join as a worker"}},
+		{"registry", []func(*Config){func(c *Config) { c.RegistryListen = "0.0.0.0:9100" }}, nil},
+		{"registry without certificates", []func(*Config){func(c *Config) {
+			c.RegistryListen, c.Plaintext = "0.0.0.0:9100", true
+		}}, []string{"plaintext: join as a worker"}},
 		{"registry on a socket", []func(*Config){func(c *Config) { c.RegistryListen = "unix:///run/x" }}, nil},
 		{"all origins", []func(*Config){func(c *Config) { c.CORSOrigin = []string{"*"} }},
 			[]string{"cors-origin: every web page"}},

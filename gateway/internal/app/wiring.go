@@ -28,6 +28,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/config"
+	"github.com/tandem-inference/tandem/services/identity"
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
@@ -35,7 +36,6 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
@@ -141,7 +141,8 @@ func (a *App) wire() error {
 		Targets: cluster.PoolConfig{MaxQueue: cfg.MaxQueue, QueueTimeout: seconds(cfg.QueueTimeoutS), Grace: failover,
 			Absence: seconds(cfg.NoWorkerTimeoutS), ByPrefix: cfg.Route == "prefix"},
 		Scorers: cluster.PoolConfig{MaxQueue: cfg.MaxQueue},
-	}, cluster.Deps{Registry: a.registry, Logger: a.log.Named("cluster"), DialOptions: a.workerDialOptions()})
+	}, cluster.Deps{Registry: a.registry, Logger: a.log.Named("cluster"), DialOptions: a.workerDialOptions(),
+		Credentials: a.transport().Client})
 	a.traces = traces.New(traces.Config{Slow: cfg.Slow()}, traces.Deps{Traces: a.deps.Traces, Workers: a.cluster.Workers,
 		Connect: a.cluster.Connect, Logger: a.log.Named("traces")})
 	a.models = newModels(cfg, a.deps.Version, a.cluster, a.log.Named("model"))
@@ -221,8 +222,15 @@ func (a *App) wire() error {
 
 // newRegistryServer makes the server that workers join.
 func (a *App) newRegistryServer() {
-	a.registryServer = grpc.NewServer(append(a.serverOptions(), grpc.MaxRecvMsgSize(registry.MaxMessageBytes))...)
+	log := a.log.Named("registry")
+	opts := append(a.serverOptions(), grpc.MaxRecvMsgSize(registry.MaxMessageBytes), grpc.Creds(a.transport().Server()))
+	a.registryServer = grpc.NewServer(append(opts, identity.ServerOptions(log)...)...)
 	tandemv1.RegisterRegistryServiceServer(a.registryServer, a.registry)
+	issuer := &identity.Issuer{Logger: log}
+	if a.head != nil {
+		issuer.Authority = a.head.Authority()
+	}
+	tandemv1.RegisterCertificateServiceServer(a.registryServer, issuer)
 	always := health.NewServer()
 	always.SetServingStatus("", grpc_health_v1.HealthCheckResponse_SERVING)
 	grpc_health_v1.RegisterHealthServer(a.registryServer, always)
@@ -262,8 +270,7 @@ func (a *App) newHTTPServer() *http.Server {
 
 // workerDialOptions are for connections to workers.
 func (a *App) workerDialOptions() []grpc.DialOption {
-	opts := append(tensorwire.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	return append(opts, telemetry.DialOptions(a.providers())...)
+	return append(tensorwire.DialOptions(), telemetry.DialOptions(a.providers())...)
 }
 
 // serverOptions are for both gRPC servers.

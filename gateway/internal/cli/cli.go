@@ -27,6 +27,7 @@ type Commands struct {
 	Inspect InspectCmd `cmd:"" help:"Show what a GGUF model file holds and what it needs to run."`
 	Top     TopCmd     `cmd:"" help:"Show what the workers do, refreshed every second: rates, acceptance, slots, pages, queue."`
 	Doctor  DoctorCmd  `cmd:"" help:"Look for what keeps tandem serve from working here, and say what mends it; exit status 0 or 1."`
+	Certs   CertsCmd   `cmd:"" help:"Certificates of workers on other hosts: the cluster's authority, join tokens, rotation."`
 	Health  HealthCmd  `cmd:"" help:"Ask a gateway whether it can serve; exit status 0 or 1."`
 	Trace   TraceCmd   `cmd:"" help:"Show where the time of one request went, in all processes."`
 	Version VersionCmd `cmd:"" help:"Print the version."`

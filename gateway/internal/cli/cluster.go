@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/app"
 	"github.com/tandem-inference/tandem/services/config"
 	"github.com/tandem-inference/tandem/services/device"
+	"github.com/tandem-inference/tandem/services/identity"
 	"github.com/tandem-inference/tandem/services/procwatch"
 	"github.com/tandem-inference/tandem/services/sdnotify"
 	"github.com/tandem-inference/tandem/services/supervise"
@@ -29,6 +30,11 @@ const (
 	workerDraft   = "worker-draft"
 	workerPrefill = "worker-prefill"
 )
+
+// roles of the programs, as certificates name them.
+var roles = map[string]string{
+	workerTarget: identity.Target, workerDraft: identity.Draft, workerPrefill: identity.Prefill,
+}
 
 // workerGrace is how long workers get to drain and close their engines, after the gateway has drained.
 const workerGrace = 8 * time.Second
@@ -75,6 +81,12 @@ func newCluster(cfg clusterConfig) (_ *cluster, err error) {
 	// A local cluster needs no port for its workers, unless others are to join.
 	if gateway.RegistryListen == app.Defaults().RegistryListen {
 		gateway.RegistryListen = "unix://" + c.socket("registry")
+	}
+	// Stages on other hosts want to know who the target is.
+	if gateway.Authority == "" && !gateway.Plaintext && slices.ContainsFunc(cfg.workers.TargetStages, config.Exposed) {
+		if gateway.Authority, err = app.AuthorityDir(""); err != nil {
+			return nil, err
+		}
 	}
 	deps := app.Deps{Logger: cfg.log.Named("gateway"), Level: cfg.level, Version: config.Version()}
 	if cfg.private {
@@ -151,7 +163,15 @@ func (c *cluster) specs() ([]supervise.Spec, error) {
 	if w.MemoryCap > 0 {
 		target = append(target, "--memory-cap", w.MemoryCap.String())
 	}
-	specs := []supervise.Spec{c.spec(programs, workerTarget, target)}
+	var specs []supervise.Spec
+	add := func(name string, args []string) error {
+		spec, err := c.spec(programs, name, args)
+		specs = append(specs, spec)
+		return err
+	}
+	if err := add(workerTarget, target); err != nil {
+		return nil, err
+	}
 	specs[0].Essential = true
 	if models.draft != "" {
 		args := []string{"--model", models.draft, "--tables", models.target, "--threads", strconv.Itoa(draftThreads),
@@ -162,11 +182,15 @@ func (c *cluster) specs() ([]supervise.Spec, error) {
 		if w.LazyDraft {
 			args = append(args, "--lazy-draft")
 		}
-		specs = append(specs, c.spec(programs, workerDraft, args))
+		if err := add(workerDraft, args); err != nil {
+			return nil, err
+		}
 	}
 	if models.prefill != "" {
-		specs = append(specs, c.spec(programs, workerPrefill,
-			[]string{"--model", models.prefill, "--threads", strconv.Itoa(draftThreads)}))
+		args := []string{"--model", models.prefill, "--threads", strconv.Itoa(draftThreads)}
+		if err := add(workerPrefill, args); err != nil {
+			return nil, err
+		}
 	}
 	for _, spec := range specs {
 		if err := w.checkProgram(programs, spec.Name); err != nil {
@@ -230,7 +254,7 @@ func (w *WorkerFlags) verify(models trio) error {
 	return errors.Join(problems...)
 }
 
-func (c *cluster) spec(programs, name string, args []string) supervise.Spec {
+func (c *cluster) spec(programs, name string, args []string) (supervise.Spec, error) {
 	socket := c.socket(name)
 	address := "unix://" + socket
 	args = append(args,
@@ -241,6 +265,16 @@ func (c *cluster) spec(programs, name string, args []string) supervise.Spec {
 		args = append(args, "--park-after", w.ParkAfter.String())
 	}
 	args = append(args, c.cfg.gateway.TraceFlags.Arguments()...)
+	certs := filepath.Join(c.dir, name+".certs")
+	made, err := c.gateway.Certificate(roles[name], name, certs)
+	switch {
+	case err != nil:
+		return supervise.Spec{}, fmt.Errorf("--authority: %w", err)
+	case made:
+		args = append(args, "--certs", certs)
+	case c.cfg.gateway.Plaintext:
+		args = append(args, "--plaintext")
+	}
 	if c.cfg.workers.Engine != "" {
 		args = append(args, "--engine", c.cfg.workers.Engine)
 	}
@@ -253,7 +287,7 @@ func (c *cluster) spec(programs, name string, args []string) supervise.Spec {
 		Env:   append(workerEnvironment(), "TMPDIR="+c.dir),
 		Probe: func(ctx context.Context) error { return supervise.Healthy(ctx, address) },
 		Ping:  func(ctx context.Context) error { return supervise.Answers(ctx, address) },
-	}
+	}, nil
 }
 
 // scriptVariable is what the engine program of tests reads; see native/plugin/scripted.

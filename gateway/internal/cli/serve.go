@@ -37,7 +37,7 @@ type WorkerFlags struct {
 	Device           string         `default:"cpu" placeholder:"NAME" help:"Device of all engines: cpu, cuda:0, hip:0."`
 	TargetDevice     string         `placeholder:"NAME" help:"Device of the target, if not --device."`
 	TargetDevices    []string       `placeholder:"NAME,…" help:"Devices that share the layers of the target, in the order of the layers, such as cuda:0,hip:0 or cpu,cpu: each has an engine of its own. Default: one device has all."`
-	TargetStages     []string       `placeholder:"ADDR,…" help:"Workers on other hosts that have the layers after those of --target-devices (without it: of one device), in the order of the layers: each runs worker-target --stage K/N. The connection is not encrypted."`
+	TargetStages     []string       `placeholder:"ADDR,…" help:"Workers on other hosts that have the layers after those of --target-devices (without it: of one device), in the order of the layers: each runs worker-target --stage K/N."`
 	TargetLayerSplit string         `default:"auto" placeholder:"N,…" help:"Layers of each of --target-devices and --target-stages, such as 40,24; auto = as many for each."`
 	StageRowType     string         `enum:"f32,bf16" default:"f32" help:"Type of the rows that stages hand each other: f32, or bf16, which is half the bytes between hosts, and other texts."`
 	DraftDevice      string         `placeholder:"NAME" help:"Device of the draft, if not --device."`

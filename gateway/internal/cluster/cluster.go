@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 )
 
 // Registry is what the cluster reads of services/registry.
@@ -33,6 +34,8 @@ type Deps struct {
 	Logger   *zap.Logger
 	// DialOptions of the connections to workers.
 	DialOptions []grpc.DialOption
+	// Credentials of connections to workers of a role; nil = DialOptions have them.
+	Credentials func(role string) credentials.TransportCredentials
 }
 
 // Cluster follows the registry and owns the pools.
@@ -43,6 +46,7 @@ type Cluster struct {
 	reg  Registry
 	log  *zap.Logger
 	dial []grpc.DialOption
+	cred func(role string) credentials.TransportCredentials
 
 	mu      sync.Mutex // guards the following; never held together with Pool.mu
 	active  *tandemv1.ModelInfo
@@ -58,7 +62,8 @@ func New(cfg Config, deps Deps) *Cluster {
 	}
 	return &Cluster{
 		Targets: NewPool(cfg.Targets), Scorers: NewPool(cfg.Scorers), reg: deps.Registry,
-		log: deps.Logger, dial: deps.DialOptions, changed: make(chan struct{}), odd: map[string]bool{},
+		log: deps.Logger, dial: deps.DialOptions, cred: deps.Credentials,
+		changed: make(chan struct{}), odd: map[string]bool{},
 	}
 }
 
@@ -176,7 +181,12 @@ func (c *Cluster) warnOdd(w registry.Worker) {
 
 // Connect opens a connection of its own to a worker, for the caller to close.
 func (c *Cluster) Connect(w registry.Worker) (*grpc.ClientConn, error) {
-	return grpc.NewClient(target(w.Registration.GetAddress()), c.dial...)
+	options := c.dial
+	if c.cred != nil {
+		creds := grpc.WithTransportCredentials(c.cred(registry.RoleName(w.Registration.GetRole())))
+		options = append(options[:len(options):len(options)], creds)
+	}
+	return grpc.NewClient(target(w.Registration.GetAddress()), options...)
 }
 
 func (c *Cluster) connect(w registry.Worker) *grpc.ClientConn {

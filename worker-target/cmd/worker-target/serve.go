@@ -12,9 +12,9 @@ import (
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/config"
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/gguf"
+	"github.com/tandem-inference/tandem/services/identity"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 	"github.com/tandem-inference/tandem/services/workernode"
@@ -102,23 +102,6 @@ func (c *serveCmd) Validate() error {
 	return nil
 }
 
-// Check adds to the warnings of all workers.
-func (c *serveCmd) Check() []config.Warning {
-	return append(c.Flags.Check(), c.StageFlags.warnings()...)
-}
-
-// warnings are of stages on other hosts.
-func (s *StageFlags) warnings() (warnings []config.Warning) {
-	for _, a := range s.TargetStages {
-		if config.Exposed(a) {
-			warnings = append(warnings, config.Warning{Flag: "target-stages",
-				Text: a + " is another host: what the layers compute of prompts and answers goes there in clear, and " +
-					"whoever answers there is believed; keep it on a network of your own"})
-		}
-	}
-	return warnings
-}
-
 // settings are those that the gateway reports in /props, by flag.
 func (c *serveCmd) settings() map[string]string {
 	return map[string]string{
@@ -190,7 +173,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	if err != nil {
 		return err
 	}
-	open, err := c.StageFlags.open(ctx, &c.Flags, file, log)
+	open, err := c.StageFlags.open(ctx, &c.Flags, opened)
 	if err != nil {
 		return err
 	}
@@ -222,7 +205,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 		TablesDigest:    func(context.Context) (string, error) { return digest() },
 		TablesFile:      (&tables{file: file, dir: cache}).path,
 		TokenizerDigest: registration.Model.TokenizerDigest, CacheDir: cache,
-		Dial: workernode.Dialer(c.DraftTransport, opened.DialOptions()...),
+		Dial: workernode.Dialer(c.DraftTransport, opened.To(identity.Draft)...),
 		Log:  log.Named("drafts"),
 	}, c.DraftAddress)
 	w.keeper = workernode.NewTargetKeeper(workernode.KeeperConfig[engine.Target]{
@@ -234,7 +217,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	contract := func(info engine.Info) string {
 		return workernode.Contract(registration.Model.Digest, info, piece.Rule)
 	}
-	w.peers = c.peers(w.model, opened.DialOptions(), log)
+	w.peers = c.peers(w.model, opened.To(identity.Target), log)
 	defer w.peers.Close()
 	measures, err := decode.NewMeasures(opened.Meter())
 	if err != nil {

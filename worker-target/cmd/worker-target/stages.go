@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-inference/tandem/services/engine/staged"
 	"github.com/tandem-inference/tandem/services/engine/stagenet"
 	"github.com/tandem-inference/tandem/services/gguf"
+	"github.com/tandem-inference/tandem/services/identity"
 	"github.com/tandem-inference/tandem/services/workernode"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
@@ -22,13 +23,18 @@ import (
 // StageFlags spread the layers of a target over several devices, of this host and of others.
 type StageFlags struct {
 	TargetDevices    []string `help:"Devices that share the layers of the target, in the order of the layers, such as cuda:0,hip:0 or cpu,cpu: each has an engine of its own. Default: one device has all." placeholder:"NAME,…"`
-	TargetStages     []string `help:"Workers on other hosts that have the layers after those of --target-devices (without it: of one device), in the order of the layers: each runs worker-target --stage K/N. The connection is not encrypted." placeholder:"ADDR,…"`
+	TargetStages     []string `help:"Workers on other hosts that have the layers after those of --target-devices (without it: of one device), in the order of the layers: each runs worker-target --stage K/N." placeholder:"ADDR,…"`
 	TargetLayerSplit string   `help:"Layers of each of --target-devices and --target-stages, such as 40,24; auto = as many for each." default:"auto" placeholder:"N,…"`
 	StageRowType     string   `help:"Type of the rows that stages hand each other: f32, or bf16, which is half the bytes between hosts, and other texts." enum:"f32,bf16" default:"f32"`
 	Stage            string   `help:"Serve stage K of N of a target, at --listen, for the worker that names it in --target-stages." placeholder:"K/N"`
 }
 
 func (s *StageFlags) validate(f *workernode.Flags) error {
+	for _, a := range s.TargetStages {
+		if err := f.CheckAddress("target-stages", a); err != nil {
+			return err
+		}
+	}
 	if s.Stage == "" {
 		return workernode.CheckStages(s.TargetDevices, s.TargetStages, s.TargetLayerSplit, s.StageRowType)
 	}
@@ -36,15 +42,17 @@ func (s *StageFlags) validate(f *workernode.Flags) error {
 	switch {
 	case len(s.TargetDevices)+len(s.TargetStages) > 0:
 		return errors.New("--stage: a stage runs on --device, leave --target-devices and --target-stages to the first")
-	case f.Gateway != "":
-		return errors.New("--stage: a stage serves the worker that names it in --target-stages, leave --gateway out")
+	case f.Gateway != "" && f.JoinToken == "" && f.JoinTokenFile == "" && f.Certs == "":
+		return errors.New("--stage: a stage serves the worker that names it in --target-stages; --gateway only renews its " +
+			"certificate (--join-token, --certs)")
 	}
 	return err
 }
 
 // open returns what opens the target: one engine, or one for each stage.
-func (s *StageFlags) open(ctx context.Context, f *workernode.Flags, file *gguf.File,
-	log *zap.Logger) (engine.Open[engine.Target], error) {
+func (s *StageFlags) open(ctx context.Context, f *workernode.Flags, opened *workernode.Opened) (
+	engine.Open[engine.Target], error) {
+	file, log := opened.File, opened.Log
 	if len(s.TargetDevices)+len(s.TargetStages) == 0 {
 		host, err := f.Host(log)
 		if err != nil {
@@ -71,9 +79,6 @@ func (s *StageFlags) open(ctx context.Context, f *workernode.Flags, file *gguf.F
 		}
 		stages = append(stages, staged.Stage{Open: host.OpenTarget, Device: device, Layers: places[i].layers()})
 	}
-	for _, w := range s.warnings() {
-		log.Warn(w.String())
-	}
 	head := rand.Text()
 	for i, address := range s.TargetStages {
 		p := places[len(devices)+i]
@@ -82,7 +87,7 @@ func (s *StageFlags) open(ctx context.Context, f *workernode.Flags, file *gguf.F
 			return nil, err
 		}
 		stages = append(stages, staged.Stage{Device: address, Layers: p.layers(), Open: stagenet.Open(stagenet.OpenConfig{
-			Address: address, Dial: dialStage, Want: d, HeadID: head, HangLimit: f.HangLimit(),
+			Address: address, Dial: dialStage(opened), Want: d, HeadID: head, HangLimit: f.HangLimit(),
 			Log: log.With(zap.Int("stage", d.Stage)),
 		})})
 	}
@@ -91,8 +96,11 @@ func (s *StageFlags) open(ctx context.Context, f *workernode.Flags, file *gguf.F
 
 var rowTypes = map[string]engine.HiddenEncoding{"f32": engine.HiddenF32, "bf16": engine.HiddenBF16}
 
-func dialStage(address string) (*grpc.ClientConn, error) {
-	return workernode.Dial(address, host.LoopDialOption())
+func dialStage(opened *workernode.Opened) func(address string) (*grpc.ClientConn, error) {
+	creds := grpc.WithTransportCredentials(opened.Credentials(identity.Target))
+	return func(address string) (*grpc.ClientConn, error) {
+		return workernode.Dial(address, creds, host.LoopDialOption())
+	}
 }
 
 // place is a stage's among the layers of a model file.
@@ -163,7 +171,7 @@ func (c *serveCmd) serveStage(ctx context.Context, file *gguf.File, log *zap.Log
 	log.Info("serving a stage", zap.String("stage", c.Stage), zap.Int("layer_first", d.First),
 		zap.Int("layers", d.Last-d.First))
 	node := workernode.Config{Flags: &c.Flags, Log: log, Registration: &tandemv1.Registration{}, Grace: stageGrace,
-		Options: stagenet.Options(workernode.MaxRequestBytes)}
+		Alone: true, Options: stagenet.Options(workernode.MaxRequestBytes)}
 	return workernode.Run(ctx, node, w)
 }
 
