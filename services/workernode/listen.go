@@ -5,7 +5,8 @@ import (
 	"net"
 	"os"
 	"strings"
-	"time"
+
+	"github.com/tandem-inference/tandem/services/unixsocket"
 )
 
 // socketPath returns the path of a unix address (unix:///path, unix://path or unix:path).
@@ -24,29 +25,12 @@ func DialTarget(address string) string {
 	return address
 }
 
-// Listen opens a listener at host:port or a unix socket. A socket that nobody answers at is left over from a worker
-// that was killed, and is replaced.
+// Listen opens a listener at host:port or a unix socket.
 func Listen(address string) (net.Listener, error) {
-	path, ok := socketPath(address)
-	if !ok {
-		return net.Listen("tcp", address)
+	if path, ok := socketPath(address); ok {
+		return unixsocket.Listen(path)
 	}
-	l, err := net.Listen("unix", path)
-	if err == nil {
-		return l, nil
-	}
-	info, serr := os.Lstat(path)
-	if serr != nil || info.Mode()&os.ModeSocket == 0 {
-		return nil, err
-	}
-	if conn, derr := net.DialTimeout("unix", path, time.Second); derr == nil {
-		conn.Close()
-		return nil, fmt.Errorf("another process serves at %s", path)
-	}
-	if err := os.Remove(path); err != nil {
-		return nil, err
-	}
-	return net.Listen("unix", path)
+	return net.Listen("tcp", address)
 }
 
 // Address is what peers dial to reach a listener: its own address, with the host's name in place of a wildcard.

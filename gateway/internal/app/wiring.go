@@ -33,6 +33,7 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/tensorwire"
+	"github.com/tandem-inference/tandem/services/unixsocket"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -90,7 +91,11 @@ func listenRegistry(address string) (net.Listener, error) {
 			})
 		}
 	}
-	l, err := net.Listen(network, addr)
+	listen := unixsocket.Listen
+	if network == "tcp" { // with a port by name
+		listen = func(addr string) (net.Listener, error) { return net.Listen(network, addr) }
+	}
+	l, err := listen(addr)
 	if err != nil {
 		return nil, fmt.Errorf("--registry-listen: %w", err)
 	}

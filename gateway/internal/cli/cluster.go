@@ -21,6 +21,7 @@ import (
 	"github.com/tandem-inference/tandem/services/sdnotify"
 	"github.com/tandem-inference/tandem/services/supervise"
 	"github.com/tandem-inference/tandem/services/telemetry"
+	"github.com/tandem-inference/tandem/services/unixsocket"
 	"go.uber.org/zap"
 )
 
@@ -91,7 +92,7 @@ func newCluster(cfg clusterConfig) (_ *cluster, err error) {
 	deps := app.Deps{Logger: cfg.log.Named("gateway"), Level: cfg.level, Version: config.Version()}
 	if cfg.private {
 		gateway.GRPCPort = -1
-		if deps.HTTP, err = net.Listen("unix", c.socket("http")); err != nil {
+		if deps.HTTP, err = unixsocket.Listen(c.socket("http")); err != nil {
 			return nil, err
 		}
 	}
