@@ -23,9 +23,9 @@ func TestPromptPrior(t *testing.T) {
 	}
 	m.SetPrompt(64, 20*time.Millisecond)
 	m.SetPrompt(256, 60*time.Millisecond)
-	for _, beside := range []bool{false, true} {
-		if d := m.Prompt(512, 0, beside); !near(d, 120*time.Millisecond) {
-			t.Errorf("512 rows, beside %v: %v, calibrated are 60 ms for 256", beside, d)
+	for _, withRounds := range []bool{false, true} {
+		if d := m.Prompt(512, 0, withRounds); !near(d, 120*time.Millisecond) {
+			t.Errorf("512 rows, with rounds %v: %v, calibrated are 60 ms for 256", withRounds, d)
 		}
 	}
 }
@@ -45,7 +45,7 @@ func TestPromptCosts(t *testing.T) {
 			t.Errorf("%d rows alone: %v", rows, d)
 		}
 		if d := m.Prompt(rows, 3000, true); !near(d, time.Duration(rows)*150*time.Microsecond) {
-			t.Errorf("%d rows beside: %v", rows, d)
+			t.Errorf("%d rows with rounds: %v", rows, d)
 		}
 	}
 	if d := m.Verify(32, 3000); d != 32*time.Millisecond {

@@ -17,9 +17,9 @@ type Costs interface {
 	// Hop is the time that a step takes beyond that, whatever its rows.
 	Hop() time.Duration
 	// Prompt is the time of rows of prompts: of a step of their own, or what they add to one of rounds.
-	Prompt(rows, length int, beside bool) time.Duration
+	Prompt(rows, length int, withRounds bool) time.Duration
 	// ObservePrompt learns from a step with rows of prompts, of which they took so long.
-	ObservePrompt(rows, length int, beside bool, took time.Duration)
+	ObservePrompt(rows, length int, withRounds bool, took time.Duration)
 }
 
 // Options of an Engine.

@@ -28,8 +28,8 @@ type exact struct{}
 
 func (exact) Verify(rows, _ int) time.Duration { return stepTime + time.Duration(rows)*rowTime }
 func (exact) Hop() time.Duration               { return 0 }
-func (e exact) Prompt(rows, _ int, beside bool) time.Duration {
-	if beside {
+func (e exact) Prompt(rows, _ int, withRounds bool) time.Duration {
+	if withRounds {
 		return time.Duration(rows) * rowTime
 	}
 	return e.Verify(rows, 0)

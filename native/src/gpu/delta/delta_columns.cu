@@ -393,7 +393,7 @@ __global__ void __launch_bounds__(kThreads) delta_columns_kernel(DeltaArgs a, in
   take_row(ring);
   read_row(k, now->k, key_at);
   add(p, k);
-  bool owes_o = false;  // the products q s of the row before
+  bool o_pending = false;  // o of the row before lacks its products q s
   for (;;) {
     // Most rows take this path, whose code is contiguous.
 #pragma unroll 1
@@ -409,7 +409,7 @@ __global__ void __launch_bounds__(kThreads) delta_columns_kernel(DeltaArgs a, in
       take_row(now + 1);
       ++row;
     }
-    if (owes_o) add(o, q);
+    if (o_pending) add(o, q);
     const bool more = row + 1 < g.count;
     if (in_tiles && row % kTileRows == kTileRows - 1 && more) {
       stage(row + 1);
@@ -421,11 +421,11 @@ __global__ void __launch_bounds__(kThreads) delta_columns_kernel(DeltaArgs a, in
     find_d();
     store_row(stores_d || (stores_o && row > 0));
     read_row(q, now->q, key_at);
-    owes_o = kind == kFlows;
+    o_pending = kind == kFlows;
     if (kind != kLeaf) {
       scale();
       update();
-      if (!owes_o) add(o, q);
+      if (!o_pending) add(o, q);
     } else {
 #pragma unroll
       for (int i = 0; i < kPer; ++i) {
@@ -437,7 +437,7 @@ __global__ void __launch_bounds__(kThreads) delta_columns_kernel(DeltaArgs a, in
       }
     }
     if (!more) break;
-    if (!owes_o) move_state(now->plan.save, now->plan.load);
+    if (!o_pending) move_state(now->plan.save, now->plan.load);
     take_row(ring + (row + 1) % kRingRows);
     ++row;
     read_row(k, now->k, key_at);
