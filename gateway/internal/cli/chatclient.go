@@ -49,7 +49,12 @@ type speculationJSON struct {
 type chatUsage struct {
 	PromptTokens     int `json:"prompt_tokens"`
 	CompletionTokens int `json:"completion_tokens"`
-	Timings          struct {
+	PromptDetails    struct {
+		Cached int `json:"cached_tokens"`
+	} `json:"prompt_tokens_details"`
+	Timings struct {
+		TotalMillis    float64 `json:"total_ms"`
+		VerifySteps    int64   `json:"verify_steps"`
 		TTFTMillis     float64 `json:"ttft_ms"`
 		TokensPerSec   float64 `json:"decode_tokens_per_sec"`
 		AcceptLength   float64 `json:"accept_length"`

@@ -26,6 +26,7 @@ type Commands struct {
 	Gateway GatewayCmd `cmd:"" help:"Run the gateway only; workers join it at --registry-listen."`
 	Inspect InspectCmd `cmd:"" help:"Show what a GGUF model file holds and what it needs to run."`
 	Top     TopCmd     `cmd:"" help:"Show what the workers do, refreshed every second: rates, acceptance, slots, pages, queue."`
+	Bench   BenchCmd   `cmd:"" help:"Measure this machine and model: speed by kind of text and speculation, several at a time, long prompts."`
 	Doctor  DoctorCmd  `cmd:"" help:"Look for what keeps tandem serve from working here, and say what mends it; exit status 0 or 1."`
 	Health  HealthCmd  `cmd:"" help:"Ask a gateway whether it can serve; exit status 0 or 1."`
 	Trace   TraceCmd   `cmd:"" help:"Show where the time of one request went, in all processes."`
