@@ -309,7 +309,8 @@ func TestTextsThatDiffer(t *testing.T) {
 	if len(texts.Different) == 0 {
 		t.Fatal("nothing was found")
 	}
-	if diff := cmp.Diff(Different{Mode: "auto", Requests: 1, Class: "json", Prompt: 0, Byte: 3}, texts.Different[0]); diff != "" {
+	want := Different{Mode: "auto", Requests: 1, Class: "json", Prompt: 0, Byte: 3}
+	if diff := cmp.Diff(want, texts.Different[0]); diff != "" {
 		t.Error(diff)
 	}
 	if len(texts.Different)+texts.Omitted > texts.Compared/2 {
@@ -352,7 +353,9 @@ func TestFailure(t *testing.T) {
 }
 
 func TestModes(t *testing.T) {
-	for sources, want := range map[string]string{"": "off", "lookup": "off lookup auto", "draft lookup": "off chain tree auto"} {
+	for sources, want := range map[string]string{
+		"": "off", "lookup": "off lookup auto", "draft lookup": "off chain tree auto",
+	} {
 		if have := strings.Join(modesOf(strings.Fields(sources)), " "); have != want {
 			t.Errorf("%q: %s, want %s", sources, have, want)
 		}

@@ -205,7 +205,8 @@ func (r *runner) warmUp(ctx context.Context) error {
 }
 
 // ask asks for the answer to a prompt and compares it with the plain one.
-func (r *runner) ask(ctx context.Context, mode string, requests int, class string, i int, prompt string) (Reply, error) {
+func (r *runner) ask(ctx context.Context, mode string, requests int, class string, i int,
+	prompt string) (Reply, error) {
 	reply, err := r.Ask(ctx, Question{Prompt: prompt, MaxTokens: r.plan.Tokens, Mode: mode})
 	if err != nil {
 		return reply, err

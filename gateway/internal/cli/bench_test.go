@@ -80,7 +80,8 @@ func TestBenchFindsOtherTexts(t *testing.T) {
 	r, _ := scriptedGateway(t, "The sea is wide.", "The sea is grey.")
 	dir := t.TempDir()
 	card, picture := filepath.Join(dir, "card.json"), filepath.Join(dir, "card.svg")
-	code, out, errOut := tandem(t, "", "bench", "--quick", "--repeats", "1", "--server", r.URL, "--json", card, "--svg", picture)
+	code, out, errOut := tandem(t, "", "bench", "--quick", "--repeats", "1", "--server", r.URL, "--json", card,
+		"--svg", picture)
 	if code != 1 || !strings.Contains(errOut, "greedy answers differ") || !strings.Contains(out, "from byte 11 on") {
 		t.Errorf("status %d\n%s\n%s", code, out, errOut)
 	}
