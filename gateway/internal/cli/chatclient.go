@@ -69,6 +69,8 @@ type chatUsage struct {
 type answer struct {
 	text, reasoning, finish string
 	usage                   *chatUsage
+	// id of the request, for tandem trace and logs.
+	id string
 }
 
 // stream sends the request and calls onText for every piece of visible text and of reasoning. When ctx ends it returns
@@ -96,7 +98,9 @@ func (c *chatClient) stream(ctx context.Context, request chatRequest,
 	if response.StatusCode != http.StatusOK {
 		return answer{}, httpError(response)
 	}
-	return readStream(response.Body, onText)
+	a, err := readStream(response.Body, onText)
+	a.id = response.Header.Get("X-Request-Id")
+	return a, err
 }
 
 // httpError reads the error body of a failed request.

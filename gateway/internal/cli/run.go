@@ -105,7 +105,9 @@ func parseSpeculation(text string) (*speculationJSON, error) {
 
 // Run chats with the gateway at --server, with the one that runs on this machine, or with a cluster of its own.
 func (c *RunCmd) Run(e *env) error {
-	return c.with(e, func(ctx context.Context, client *chatClient) error { return c.chat(ctx, e, client) })
+	return c.with(e, func(ctx context.Context, client *chatClient) error {
+		return reached(client.base, c.chat(ctx, e, client))
+	})
 }
 
 // with calls f with a client of the gateway at --server, of the one that runs on this machine, or of a cluster that is
