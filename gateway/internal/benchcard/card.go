@@ -55,7 +55,7 @@ type Plan struct {
 
 // Quick takes less than a minute on the demonstration models.
 func Quick() Plan {
-	return Plan{Kind: "quick", Repeats: 3, BudgetS: 35, Tokens: 64, PerClass: 1, Requests: []int{1, 4, 8}, Seconds: 1,
+	return Plan{Kind: "quick", Repeats: 3, BudgetS: 25, Tokens: 64, PerClass: 1, Requests: []int{1, 4, 8}, Seconds: 1,
 		PromptTokens: []int{512}}
 }
 

@@ -76,6 +76,11 @@ func (c column) rate(class string) *Rate {
 	return nil
 }
 
+// steps reports whether a rate is of the column and has steps of several tokens.
+func (c column) steps(r Rate) bool {
+	return r.Mode == c.mode && c.mode != ModePlain && r.TokensPerStep > 0
+}
+
 func (c column) together(requests int) *Together {
 	for i, t := range c.server.Together {
 		if t.Mode == c.mode && t.Requests == requests {
@@ -140,13 +145,19 @@ func (c *Card) head(line func(...string)) {
 // speeds are the tables of tokens a second.
 func (c *Card) speeds(line func(...string)) {
 	columns := c.columns()
-	titles := []string{"answers to"}
+	titles, stepTitles := []string{"answers to"}, []string{}
 	for _, col := range columns {
 		titles = append(titles, col.title())
+		if slices.ContainsFunc(col.server.Rates, col.steps) {
+			stepTitles = append(stepTitles, col.title())
+		}
 	}
 	line("")
 	line("Tokens a second, one request at a time, without the first token (median, half the spread)")
-	line(append(titles, "tokens a step")...)
+	if len(stepTitles) > 0 {
+		titles = append(titles, "tokens a step: "+strings.Join(stepTitles, " / "))
+	}
+	line(titles...)
 	for _, class := range c.classNames() {
 		row, steps := []string{class}, []string{}
 		for _, col := range columns {
@@ -156,7 +167,7 @@ func (c *Card) speeds(line func(...string)) {
 				continue
 			}
 			row = append(row, r.TokensPerSec.String())
-			if r.TokensPerStep > 0 && col.mode != ModePlain {
+			if col.steps(*r) {
 				steps = append(steps, number(r.TokensPerStep))
 			}
 		}
