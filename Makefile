@@ -256,7 +256,7 @@ bin/gpures: $(wildcard tools/gpures/*.go)
 
 lint: lint-proto lint-go lint-native lint-flags ## buf, generated code, golangci-lint, clang-format, documents
 
-lint-proto: bin/buf bin/protoc-gen-tandemwire
+lint-proto: bin/buf bin/protoc-gen-tandemwire bin/protoc-gen-tandemdoc
 	bin/buf lint
 	@tools/proto-check.sh
 
@@ -269,7 +269,7 @@ lint-native:
 
 # Documents: generated tables, names of flags, metrics and files, links, width; and rules of docs/style.md.
 lint-flags:
-	$(GO) test -count=1 -run 'TestFlagsTable|TestSpecification' \
+	$(GO) test -count=1 -run 'TestFlagsTable|TestSpecification|TestReference' \
 		./gateway/internal/cli ./gateway/internal/metrics ./gateway/internal/httpapi
 	$(GO) test -count=1 ./tests/tools
 
@@ -277,7 +277,7 @@ fmt: ## format Go, proto and C++ sources
 	gofmt -w $$(git ls-files '*.go' ':!:*.pb.go')
 	@tools/clang-format.sh -i
 
-proto: bin/buf bin/protoc-gen-tandemwire ## regenerate the Go code of proto/ and the codecs of services/
+proto: bin/buf bin/protoc-gen-tandemwire bin/protoc-gen-tandemdoc ## regenerate what proto/ gives: Go, codecs, reference
 	bin/buf generate
 
 bin/buf: tools/proto/go.mod tools/buf.sh
@@ -287,6 +287,10 @@ bin/buf: tools/proto/go.mod tools/buf.sh
 bin/protoc-gen-tandemwire: $(wildcard tools/protoc-gen-tandemwire/*.go) proto/tandem/wire/v1/options.pb.go
 	@mkdir -p bin
 	$(GO) build -o $@ ./tools/protoc-gen-tandemwire
+
+bin/protoc-gen-tandemdoc: $(wildcard tools/protoc-gen-tandemdoc/*.go)
+	@mkdir -p bin
+	$(GO) build -o $@ ./tools/protoc-gen-tandemdoc
 
 bin/golangci-lint: tools/lint/go.mod
 	GOWORK=off GOBIN=$(CURDIR)/bin $(GO) -C tools/lint install tool
@@ -299,6 +303,10 @@ bin/docker-compose: tools/compose/go.mod
 	GOWORK=off $(GO) -C tools/compose build -o $(CURDIR)/bin/docker-compose \
 		-ldflags "-s -w -X github.com/docker/compose/v2/internal.Version=v2.40.3" github.com/docker/compose/v2/cmd
 	@touch $@
+
+docs: ## build the documents as a site into build/site; links that lead nowhere are errors (needs pip)
+	@tools/docs.sh
+.PHONY: docs
 
 bench: build ## measure speed, gateway overhead, needles and soak; needs minutes, see bench/README.md
 	bench/run.sh

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Checks that the generated Go code is what bin/buf makes of the .proto files, and that they still read what main's did.
+# Checks that the generated code and reference are what bin/buf makes of the .proto files, and that they still read what
+# main's did.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
@@ -9,7 +10,7 @@ bin/buf generate -o "$work/new"
 stale=0
 while read -r file; do
   cmp "$work/new/$file" "$file" || stale=1
-done < <(cd "$work/new" && find . -name '*.go' | sort)
+done < <(cd "$work/new" && find . -type f | sort)
 if [ $stale = 0 ]; then
   echo "generated code is up to date"
 else

@@ -109,6 +109,7 @@ var meanings = map[string]string{
 	"api-key":          "a key of the gateway: servers ask for it, clients present it",
 	"server":           "HTTP address of the gateway to ask",
 	"timeout":          "longest wait of a health check",
+	"json":             "results as JSON: doctor prints them, bench writes them to a file",
 }
 
 // variableMeanings are the variables that stand for flags of different names: what they mean to all of them.

@@ -8,6 +8,21 @@ import (
 	"testing"
 )
 
+// heading is a line that links can lead to, notInAnchor what forges leave out of its anchor.
+var (
+	heading     = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	notInAnchor = regexp.MustCompile(`[^\pL\d _-]`)
+)
+
+// anchorsOf returns the anchors of a document's headings.
+func anchorsOf(text string) map[string]bool {
+	out := map[string]bool{}
+	for _, m := range heading.FindAllStringSubmatch(text, -1) {
+		out[strings.ReplaceAll(notInAnchor.ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-")] = true
+	}
+	return out
+}
+
 // TestDocumentsNameWhatExists holds all documents to the tree: files and headings that they link to are there, targets
 // of make are in the Makefile, and ports are the defaults.
 func TestDocumentsNameWhatExists(t *testing.T) {
@@ -20,23 +35,24 @@ func TestDocumentsNameWhatExists(t *testing.T) {
 		return string(data)
 	}
 	makefile := read("Makefile")
-	link := regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
+	link := regexp.MustCompile(`\]\(([^)#:]+)(?:#([^)]*))?\)`)
 	target := regexp.MustCompile("`make ([a-z-]+)")
-	mark := regexp.MustCompile(`[^\pL\d _-]`)
+	anchors := map[string]map[string]bool{}
+	for _, name := range documents {
+		anchors[name] = anchorsOf(strings.Join(prose(read(name)), "\n"))
+	}
 	for _, name := range documents {
 		text := strings.Join(prose(read(name)), "\n")
 		for _, m := range link.FindAllStringSubmatch(text, -1) {
 			if _, err := os.Stat(filepath.Join(root, filepath.Dir(name), m[1])); err != nil {
 				t.Errorf("%s links to %s: %v", name, m[1], err)
 			}
-		}
-		headings := map[string]bool{}
-		for _, m := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(text, -1) {
-			heading := mark.ReplaceAllString(strings.ToLower(m[1]), "")
-			headings[strings.ReplaceAll(heading, " ", "-")] = true
+			if other := filepath.Join(filepath.Dir(name), m[1]); m[2] != "" && !anchors[other][m[2]] {
+				t.Errorf("%s links to %s, which has no heading %s", name, m[1], m[2])
+			}
 		}
 		for _, m := range regexp.MustCompile(`\]\(#([^)]+)\)`).FindAllStringSubmatch(text, -1) {
-			if !headings[m[1]] {
+			if !anchors[name][m[1]] {
 				t.Errorf("%s has no heading %s", name, m[1])
 			}
 		}

@@ -24,6 +24,7 @@ type chatSession struct {
 	// settings start as the flags say; /set changes them.
 	settings chatSettings
 	messages []chatMessage // without the system message
+	last     string        // id of the newest answered request
 }
 
 // converse holds a conversation until the person leaves.
@@ -75,6 +76,9 @@ func (c *RunCmd) converse(ctx context.Context, e *env, client *chatClient, termi
 func (s *chatSession) ask(ctx context.Context, question string) error {
 	messages := append(slices.Clone(s.messages), chatMessage{Role: "user", Content: question})
 	reply, err := s.run.answer(ctx, s.env, s.client, s.settings.request(messages))
+	if reply.id != "" {
+		s.last = reply.id
+	}
 	if err != nil || reply.text == "" && reply.reasoning == "" {
 		return err
 	}
@@ -200,6 +204,9 @@ func (s *chatSession) show(string) error {
 		bytes += len(m.Content)
 	}
 	fmt.Fprintf(out, "  %-14s %d messages, %d bytes\n", "conversation", len(s.messages), bytes)
+	if s.last != "" {
+		fmt.Fprintf(out, "  %-14s %s (tandem trace shows where its time went)\n", "last request", s.last)
+	}
 	return nil
 }
 

@@ -44,6 +44,7 @@ func sitDown(t *testing.T, args ...string) *chatDesk {
 			fmt.Fprint(w, `{"data":[{"id":"tiny"}]}`)
 			return
 		}
+		w.Header().Set("X-Request-Id", "req-7")
 		var request chatRequest
 		body, _ := io.ReadAll(r.Body)
 		_ = json.Unmarshal(body, &request)
@@ -131,7 +132,10 @@ func TestChatOnATerminal(t *testing.T) {
 	d.typed("/set speculation tree:9\r", "speculation = tree:9")
 	d.typed("/set speculation tre\r", "is not auto")
 	d.typed("/set seed 7\r", "seed = 7")
-	d.typed("/show\r", "6 messages")
+	d.typed("/show\r", "last request   req-7 (tandem trace")
+	if !strings.Contains(d.shown(), "6 messages") {
+		t.Error("/show does not count the messages")
+	}
 	d.typed("/?\r", "arrow keys and Ctrl-R"[1:])
 	d.typed("again\r", "5 bytes")
 	d.typed("/clear\r", "> ")

@@ -49,7 +49,12 @@ type speculationJSON struct {
 type chatUsage struct {
 	PromptTokens     int `json:"prompt_tokens"`
 	CompletionTokens int `json:"completion_tokens"`
-	Timings          struct {
+	PromptDetails    struct {
+		Cached int `json:"cached_tokens"`
+	} `json:"prompt_tokens_details"`
+	Timings struct {
+		TotalMillis    float64 `json:"total_ms"`
+		VerifySteps    int64   `json:"verify_steps"`
 		TTFTMillis     float64 `json:"ttft_ms"`
 		TokensPerSec   float64 `json:"decode_tokens_per_sec"`
 		AcceptLength   float64 `json:"accept_length"`
@@ -64,6 +69,8 @@ type chatUsage struct {
 type answer struct {
 	text, reasoning, finish string
 	usage                   *chatUsage
+	// id of the request, for tandem trace and logs.
+	id string
 }
 
 // stream sends the request and calls onText for every piece of visible text and of reasoning. When ctx ends it returns
@@ -91,7 +98,9 @@ func (c *chatClient) stream(ctx context.Context, request chatRequest,
 	if response.StatusCode != http.StatusOK {
 		return answer{}, httpError(response)
 	}
-	return readStream(response.Body, onText)
+	a, err := readStream(response.Body, onText)
+	a.id = response.Header.Get("X-Request-Id")
+	return a, err
 }
 
 // httpError reads the error body of a failed request.

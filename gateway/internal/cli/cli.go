@@ -26,6 +26,7 @@ type Commands struct {
 	Gateway GatewayCmd `cmd:"" help:"Run the gateway only; workers join it at --registry-listen."`
 	Inspect InspectCmd `cmd:"" help:"Show what a GGUF model file holds and what it needs to run."`
 	Top     TopCmd     `cmd:"" help:"Show what the workers do, refreshed every second: rates, acceptance, slots, pages, queue."`
+	Bench   BenchCmd   `cmd:"" help:"Measure this machine and model: speed by kind of text and speculation, several at a time, long prompts."`
 	Doctor  DoctorCmd  `cmd:"" help:"Look for what keeps tandem serve from working here, and say what mends it; exit status 0 or 1."`
 	Certs   CertsCmd   `cmd:"" help:"Certificates of workers on other hosts: the cluster's authority, join tokens, rotation."`
 	Health  HealthCmd  `cmd:"" help:"Ask a gateway whether it can serve; exit status 0 or 1."`
@@ -116,7 +117,7 @@ func Main(args []string, in io.Reader, out, errOut io.Writer) int {
 		args = []string{"--help"}
 	}
 	result := config.Parse(&commands, "tandem", "Tandem: fast, lossless speculative inference of open language models.",
-		args, config.Streams{Out: out, Err: errOut}, groupFlags(), kong.Vars{"hub": hub.DefaultBase})
+		args, config.Streams{Out: out, Err: errOut}, groupFlags(), kong.Vars{"hub": hub.DefaultBase, "gateway": defaultServer()})
 	if result.Done {
 		return result.Exit
 	}

@@ -294,7 +294,7 @@ func TestRunErrors(t *testing.T) {
 		{"error event", fails, "x", "worker failed"},
 		{"cut stream", cut, "x", "ended early"},
 		{"empty prompt", refuses, " \n", "prompt is empty"},
-		{"nobody there", "http://127.0.0.1:1", "x", "refused"},
+		{"nobody there", "http://127.0.0.1:1", "x", "no gateway at"},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 
 // HealthCmd is tandem health, made for container health checks.
 type HealthCmd struct {
-	Server  string        `default:"http://127.0.0.1:8000" help:"HTTP address of the gateway."`
+	Server  string        `default:"${gateway}" help:"HTTP address of the gateway."`
 	Live    bool          `help:"Ask only whether the process runs, not whether it can serve."`
 	Timeout time.Duration `default:"3s" help:"Longest wait for an answer."`
 	TrustFlags
@@ -33,7 +33,7 @@ func (c *HealthCmd) Run(e *env) error {
 	defer client.CloseIdleConnections()
 	status, err := health(ctx, client, baseURL(c.Server)+path)
 	if err != nil {
-		return err
+		return reached(c.Server, err)
 	}
 	fmt.Fprintln(e.out, status)
 	return nil

@@ -105,6 +105,14 @@ func parseSpeculation(text string) (*speculationJSON, error) {
 
 // Run chats with the gateway at --server, with the one that runs on this machine, or with a cluster of its own.
 func (c *RunCmd) Run(e *env) error {
+	return c.with(e, func(ctx context.Context, client *chatClient) error {
+		return reached(client.base, c.chat(ctx, e, client))
+	})
+}
+
+// with calls f with a client of the gateway at --server, of the one that runs on this machine, or of a cluster that is
+// started for it.
+func (c *RunCmd) with(e *env, f func(ctx context.Context, client *chatClient) error) error {
 	if c.Server == "" || c.Server == noServer {
 		found, err := c.choose(e)
 		if err != nil {
@@ -112,7 +120,7 @@ func (c *RunCmd) Run(e *env) error {
 		}
 		if found != nil {
 			defer found.http.CloseIdleConnections()
-			return c.chat(e.ctx, e, &chatClient{http: found.http, base: found.url, apiKey: c.APIKey.Reveal()})
+			return f(e.ctx, &chatClient{http: found.http, base: found.url, apiKey: c.APIKey.Reveal()})
 		}
 	} else {
 		client, err := c.client(c.Server)
@@ -120,7 +128,7 @@ func (c *RunCmd) Run(e *env) error {
 			return err
 		}
 		defer client.CloseIdleConnections()
-		return c.chat(e.ctx, e, &chatClient{http: client, base: baseURL(c.Server), apiKey: c.APIKey.Reveal()})
+		return f(e.ctx, &chatClient{http: client, base: baseURL(c.Server), apiKey: c.APIKey.Reveal()})
 	}
 	models := c.models
 	var err error
@@ -164,7 +172,7 @@ func (c *RunCmd) Run(e *env) error {
 	progress.stop()
 	c.typed = typed.release()
 	at := cluster.endpoint()
-	err = c.chat(ctx, e, &chatClient{http: at.client(), base: at.url()})
+	err = f(ctx, &chatClient{http: at.client(), base: at.url()})
 	stop()
 	return errors.Join(err, <-served)
 }

@@ -17,7 +17,7 @@ import (
 
 // TopCmd is tandem top.
 type TopCmd struct {
-	Server   string        `default:"http://127.0.0.1:8000" help:"HTTP address of the gateway."`
+	Server   string        `default:"${gateway}" help:"HTTP address of the gateway."`
 	APIKey   config.Secret `name:"api-key" placeholder:"KEY" help:"Key for --server."`
 	Interval time.Duration `default:"1s" env:"-" help:"Time between two looks."`
 	Once     bool          `env:"-" help:"Look for one --interval, print a table and end."`
@@ -48,7 +48,7 @@ func (c *TopCmd) Run(e *env) error {
 	}
 	before, err := look()
 	if err != nil {
-		return err
+		return reached(c.Server, err)
 	}
 	terminal, ok := e.in.(*os.File)
 	if c.Once || !ok || !isTerminal(e.in) || !isTerminal(e.out) {

@@ -18,7 +18,7 @@ import (
 // TraceCmd is tandem trace: where the time of one request went.
 type TraceCmd struct {
 	Request string        `arg:"" help:"Id of the request: the X-Request-Id of its answer, request_id in logs."`
-	Server  string        `default:"http://127.0.0.1:8000" help:"HTTP address of the gateway."`
+	Server  string        `default:"${gateway}" help:"HTTP address of the gateway."`
 	APIKey  config.Secret `name:"api-key" placeholder:"KEY" help:"Key for --server."`
 	All     bool          `help:"Show every span, also of many of one kind."`
 	Timeout time.Duration `default:"5s" help:"Longest wait for an answer."`
@@ -66,7 +66,7 @@ func (c *TraceCmd) ask(ctx context.Context) (*tracePage, error) {
 	status, body, err := get(ctx, client, baseURL(c.Server)+"/trace/"+url.PathEscape(c.Request), c.APIKey.Reveal(),
 		mostTracePage)
 	if err != nil {
-		return nil, err
+		return nil, reached(c.Server, err)
 	}
 	switch status {
 	case http.StatusOK:

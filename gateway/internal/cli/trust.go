@@ -8,12 +8,22 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"syscall"
 )
 
 // TrustFlags say whom a command that asks a gateway over https trusts.
 type TrustFlags struct {
 	CAFile   string `name:"ca-file" type:"path" placeholder:"PATH" help:"Certificates (PEM) that --server may be signed by, besides those of the system."`
 	Insecure bool   `help:"Do not check the certificate of --server. Whoever is on the way can then read and change everything."`
+}
+
+// reached names the gateway in the error of a request that nothing answered, and says what helps.
+func reached(server string, err error) error {
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		return fmt.Errorf("no gateway at %s: tandem serve starts one, --server (or TANDEM_SERVER) names another",
+			baseURL(server))
+	}
+	return err
 }
 
 // client is an HTTP client for server.

@@ -141,8 +141,9 @@ func (x *examination) hip(d device.Name) {
 	x.ok(check, "%d card(s)", cards)
 }
 
-// ports checks that nobody else has them.
+// ports checks that nobody else has them. A gateway that runs already is no fault of the machine.
 func (x *examination) ports() {
+	running := ""
 	for _, p := range x.plan.Ports {
 		network, address := "tcp", p.Address
 		if path, unix := strings.CutPrefix(address, "unix://"); unix {
@@ -153,6 +154,14 @@ func (x *examination) ports() {
 			if _, port, found := strings.Cut(address, ":"); found && network == "tcp" {
 				mend = fmt.Sprintf("ss -ltnp 'sport = :%s' shows who has it; or %s", port[strings.LastIndex(port, ":")+1:],
 					mend)
+			}
+			if p.Flag == "--port" {
+				running = x.Gateway(address)
+			}
+			if running != "" {
+				x.warn("port "+p.Flag, "tandem run asks the one that runs; a second one needs "+p.Flag+" with another value",
+					"%s is taken, and Tandem %s runs here already", p.Address, running)
+				continue
 			}
 			x.fail("port "+p.Flag, mend, "%s cannot be opened: %v", p.Address, err)
 			continue

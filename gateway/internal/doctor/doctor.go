@@ -4,9 +4,12 @@ package doctor
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"strings"
@@ -42,6 +45,8 @@ type System struct {
 	Open func(path string) error
 	// Listen opens a port and closes it again.
 	Listen func(network, address string) error
+	// Gateway returns the version of the Tandem gateway that serves HTTP at an address, empty when there is none.
+	Gateway func(address string) string
 	// Free is the room on the disk of a folder.
 	Free func(dir string) (int64, error)
 	// Version asks a program for its version.
@@ -67,7 +72,8 @@ func Here() System {
 			}
 			return l.Close()
 		},
-		Free: transfer.FreeBytes,
+		Gateway: gatewayAt,
+		Free:    transfer.FreeBytes,
 		Version: func(program string) (string, error) {
 			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 			defer cancel()
@@ -76,6 +82,23 @@ func Here() System {
 		},
 		Now: time.Now,
 	}
+}
+
+// gatewayAt asks for /props.
+func gatewayAt(address string) string {
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 2 * time.Second}
+	response, err := client.Get("http://" + address + "/props")
+	if err != nil {
+		return ""
+	}
+	defer response.Body.Close()
+	var props struct {
+		Server struct{ Name, Version string }
+	}
+	if json.NewDecoder(io.LimitReader(response.Body, 1<<20)).Decode(&props) != nil || props.Server.Name != "tandem" {
+		return ""
+	}
+	return props.Server.Version
 }
 
 // Plan is what would be started.

@@ -2,8 +2,11 @@ package doctor
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -22,6 +25,7 @@ type machine struct {
 	versions map[string]string // by name of the program
 	denied   map[string]error  // by path
 	taken    map[string]bool
+	gateways map[string]string
 	now      time.Time
 	free     int64
 }
@@ -47,7 +51,8 @@ func newMachine(t *testing.T) *machine {
 			}
 			return nil
 		},
-		Free: func(string) (int64, error) { return m.free, nil },
+		Gateway: func(address string) string { return m.gateways[address] },
+		Free:    func(string) (int64, error) { return m.free, nil },
 		Version: func(program string) (string, error) {
 			version, ok := m.versions[filepath.Base(program)]
 			if !ok {
@@ -211,6 +216,9 @@ func TestPlantedFaults(t *testing.T) {
 			"shows 0 cards", "rocminfo"},
 		"port taken": {func(m *machine) { m.taken["127.0.0.1:8000"] = true }, Fail, "port --port", "in use",
 			"sport = :8000"},
+		"served already": {func(m *machine) {
+			m.taken["127.0.0.1:8000"], m.gateways = true, map[string]string{"127.0.0.1:8000": "v7"}
+		}, Warn, "port --port", "Tandem v7 runs here already", "tandem run"},
 		"socket taken": {func(m *machine) { m.taken["/run/x"] = true }, Fail, "port --registry-listen", "in use",
 			"another value"},
 		"a file for a folder": {func(m *machine) { m.plan.Folders[0].Path = m.plan.Secrets[0].Path }, Fail,
@@ -255,5 +263,21 @@ func TestHere(t *testing.T) {
 		if r.Check == "" || r.Text == "" || (r.Status != OK) != (r.Mend != "") {
 			t.Errorf("%+v", r)
 		}
+	}
+}
+
+// TestGatewayIsFound: what says that it is Tandem, and nothing else.
+func TestGatewayIsFound(t *testing.T) {
+	for body, want := range map[string]string{
+		`{"server":{"name":"tandem","version":"v7"}}`: "v7", `{"server":{"name":"other","version":"1"}}`: "", "<html>": "",
+	} {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, body) }))
+		if have := Here().Gateway(s.Listener.Addr().String()); have != want {
+			t.Errorf("%s: %q", body, have)
+		}
+		s.Close()
+	}
+	if have := Here().Gateway("127.0.0.1:1"); have != "" {
+		t.Errorf("where nothing is: %q", have)
 	}
 }

@@ -19,6 +19,7 @@ type workerEntry struct {
 	Backend       string  `json:"backend"`
 	Device        string  `json:"device"`
 	Model         string  `json:"model"`
+	ModelDigest   string  `json:"model_digest,omitempty"`
 	State         string  `json:"state"`
 	MaxCtx        int32   `json:"max_ctx"`
 	Lanes         int32   `json:"lanes"`
@@ -201,8 +202,8 @@ func (s *Server) workers() topologyBody {
 		reg, hb := w.Registration, w.Heartbeat
 		e := workerEntry{
 			ID: w.ID, Role: roleName(reg.GetRole()), Address: reg.GetAddress(), Backend: reg.GetBackend(),
-			Device: reg.GetDevice(), Model: reg.GetModel().GetName(), State: w.State, MaxCtx: reg.GetLimits().GetMaxContext(),
-			Lanes: reg.GetLimits().GetLanes(), LanesBusy: int(hb.GetLanesBusy()),
+			Device: reg.GetDevice(), Model: reg.GetModel().GetName(), ModelDigest: reg.GetModel().GetDigest(), State: w.State,
+			MaxCtx: reg.GetLimits().GetMaxContext(), Lanes: reg.GetLimits().GetLanes(), LanesBusy: int(hb.GetLanesBusy()),
 			LastHeartbeat: time.Since(w.LastHeartbeat).Milliseconds(), RTT: hb.GetRttMs(),
 			Version: reg.GetVersion(), Contract: reg.GetContract(), Numerics: reg.GetNumerics(), Epoch: w.Epoch,
 			Restarts: hb.GetEngineRestarts(), Drafts: w.Drafts, Attached: hb.GetAttached(),
