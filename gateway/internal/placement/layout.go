@@ -47,6 +47,8 @@ type Fixed struct {
 	Scorer   *Place
 	KV       string
 	TreeRows int
+	// UseDraft leaves out layouts without the task's draft.
+	UseDraft bool
 }
 
 // problems names what cannot be in a task.
@@ -312,4 +314,27 @@ func (p *predictor) reference(l *Layout) (seconds float64, rows int) {
 		}
 	}
 	return seconds, rows
+}
+
+// StepBytes are the bytes that a step of one row reads in the layers [first, last), states included, which are read and
+// written; and the products of each row. Those of the head are HeadBytes.
+func (m *Model) StepBytes(first, last int) (read, weights int64) {
+	for _, l := range m.Layers[first:last] {
+		read += l.Read + 2*l.State
+		weights += l.Weights
+	}
+	return read, weights
+}
+
+// HeadBytes are what a step reads of the head, and the products of each row with it.
+func (m *Model) HeadBytes() (read, weights int64) {
+	h := m.head()
+	return h.Read, h.Weights
+}
+
+// AttentionBytes are the bytes of keys and values that a step reads for each cached position in the layers
+// [first, last), counted in f16, and the products of each row with them.
+func (m *Model) AttentionBytes(first, last int) (read, products int64) {
+	s := m.sums()
+	return int64(s.kv[last] - s.kv[first]), int64(s.macs[last] - s.macs[first])
 }

@@ -297,3 +297,9 @@ func (r *Rig) link(a, b int) (Path, bool) {
 
 // seconds that a message of so many bytes takes there and its answer back.
 func (p Path) seconds(bytes int64) float64 { return p.RoundTripUS*1e-6 + float64(bytes)/(p.GBs*1e9) }
+
+// GMACs is the rate of products of a step with so many rows, in 10⁹ a second, weights in Q4_K.
+func (c *Cost) GMACs(rows int) float64 {
+	const bytes = 144.0 / 256 // of a weight
+	return float64(rows) / (bytes/c.ReadGBs + c.more(float64(rows))*1e9)
+}

@@ -14,6 +14,7 @@ import (
 
 const (
 	maxStages  = 4 // stages of a layout; raising it multiplies the layouts that are compared
+	mostLanes  = 8 // requests at a time that a plan looks for room for
 	mostShown  = 4 // layouts that a plan shows beside the best
 	cpuThreads = 16
 )
@@ -46,6 +47,7 @@ type Plan struct {
 	Best     Candidate
 	Others   []Candidate // the best layouts with other devices, in order of their time
 	Longest  int64       // context that would fit the best layout with its types
+	Most     int64       // requests at a time that would, at most mostLanes
 	Warnings []string
 }
 
@@ -98,7 +100,7 @@ func Search(r *Rig, t *Task) (*Plan, error) {
 		p.Others = append(p.Others, all[i])
 	}
 	p.Best, p.Others = p.Others[0], p.Others[1:]
-	p.Longest = s.longest(&p.Best.Layout)
+	p.Longest, p.Most = s.longest(&p.Best.Layout), s.most(&p.Best.Layout)
 	p.Warnings = s.warnings(p)
 	return p, nil
 }
@@ -251,7 +253,9 @@ func (s *search) drafts(stages []Stage) {
 		l.Draft = fixed
 		s.try(l)
 	default:
-		s.try(l)
+		if !s.task.Fixed.UseDraft {
+			s.try(l)
+		}
 		for _, p := range s.places() {
 			if _, ok := s.rig.link(stages[0].Host, p.Host); ok {
 				l.Draft = &p
@@ -401,6 +405,20 @@ func (s *search) longest(l *Layout) int64 {
 	return low
 }
 
+// most is the largest number of requests at a time that fits a layout as it is, at most mostLanes.
+func (s *search) most(l *Layout) int64 {
+	n := s.task.Lanes
+	for n < mostLanes {
+		more := *s.task
+		more.Lanes = n + 1
+		if !newSearch(s.rig, &more).room(l, more.Context) {
+			break
+		}
+		n++
+	}
+	return n
+}
+
 // figures predicts the rest of a candidate.
 func (s *search) figures(c *Candidate) {
 	l, f := &c.Layout, &c.Figures
@@ -498,6 +516,9 @@ func (s *search) warnings(p *Plan) (out []string) {
 	if p.Longest < t.Target.Context {
 		out = append(out, fmt.Sprintf("the longest context that fits this layout is %d tokens, the model's is %d", p.Longest,
 			t.Target.Context))
+	}
+	if p.Most > t.Lanes {
+		out = append(out, fmt.Sprintf("%d requests at a time of as many tokens would fit this layout", p.Most))
 	}
 	table := map[string]bool{}
 	for _, at := range s.used(l) {
