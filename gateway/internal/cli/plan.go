@@ -29,7 +29,7 @@ type PlanCmd struct {
 	Concurrent int64          `default:"1" help:"Requests at a time."`
 	Prompt     int64          `default:"4096" help:"Prompt tokens of the request for which layouts are compared."`
 	Answer     int64          `default:"512" help:"Answer tokens of that request."`
-	Accepted   float64        `default:"4" help:"Assumption: tokens that a round keeps of a chain of 16 that the draft proposes."`
+	Accepted   float64        `default:"4" help:"Assumption: tokens that a round keeps of a chain as long as the draft's block, its own included."`
 	JSON       bool           `name:"json" env:"-" help:"Print the plan as JSON."`
 
 	TargetDevices    []string `placeholder:"NAME,…" help:"Devices that the target must run on, in the order of its layers: cuda:0,hip:0, or HOST/cuda:0 of other hosts. Default: the fastest are found."`

@@ -34,7 +34,7 @@ type Task struct {
 	Lanes         int64  // requests at a time
 	Prompt        int64  // tokens of the reference request's prompt
 	Answer        int64  // and of its answer
-	// Accepted is an assumption: tokens that a round keeps, its own included, of a chain of 16.
+	// Accepted is an assumption: tokens that a round keeps, its own included, of a chain as long as the draft's block.
 	Accepted float64
 	Fixed    Fixed
 }
@@ -71,8 +71,8 @@ func (t *Task) problems(r *Rig) error {
 	if r := t.Fixed.TreeRows; r < 0 || r > treeRows {
 		errs = append(errs, fmt.Errorf("tree rows: are %d, must be at most %d", r, treeRows))
 	}
-	if !(t.Accepted >= 1 && t.Accepted <= chainRows) {
-		errs = append(errs, fmt.Errorf("accepted: is %v, must be 1..%d", t.Accepted, chainRows))
+	if !(t.Accepted >= 1 && t.Accepted <= float64(t.chainRows())) {
+		errs = append(errs, fmt.Errorf("accepted: is %v, must be 1..%d", t.Accepted, t.chainRows()))
 	}
 	if n := len(t.Fixed.Split); n > 0 && n != len(t.Fixed.Stages) {
 		errs = append(errs, fmt.Errorf("split: has %d numbers for %d devices", n, len(t.Fixed.Stages)))
@@ -88,10 +88,15 @@ func (t *Task) problems(r *Rig) error {
 	return errors.Join(errs...)
 }
 
-// chainRows are the rows of the chain that Task.Accepted is of.
-const chainRows = 16
+// chainRows are the rows of the chain that Accepted is of.
+func (t *Task) chainRows() int {
+	if t.Draft == nil || t.Draft.Draft == nil {
+		return 16
+	}
+	return max(t.Draft.Draft.Block, 2)
+}
 
-// treeGain is what doubling the rows beyond a chain of 16 adds to the tokens that a round keeps: an assumption like
+// treeGain is what doubling the rows beyond such a chain adds to the tokens that a round keeps: an assumption like
 // Task.Accepted.
 const treeGain = 0.06
 
@@ -105,11 +110,11 @@ func chain(p float64, n int) float64 {
 	return sum
 }
 
-// right is the probability with which chain keeps so many tokens of chainRows.
-func right(accepted float64) float64 {
+// right is the probability with which a chain of n rows keeps so many tokens.
+func right(accepted float64, n int) float64 {
 	low, high := 0.0, 1.0
 	for range 50 {
-		if p := (low + high) / 2; chain(p, chainRows) < accepted {
+		if p := (low + high) / 2; chain(p, n) < accepted {
 			low = p
 		} else {
 			high = p
@@ -120,10 +125,11 @@ func right(accepted float64) float64 {
 
 // kept returns the tokens that a round of so many rows keeps.
 func (t *Task) kept(rows int) float64 {
-	if rows <= chainRows {
-		return chain(right(t.Accepted), rows)
+	n := t.chainRows()
+	if rows <= n {
+		return chain(right(t.Accepted, n), rows)
 	}
-	return t.Accepted * (1 + treeGain*math.Log2(float64(rows)/chainRows))
+	return t.Accepted * (1 + treeGain*math.Log2(float64(rows)/float64(n)))
 }
 
 // sums are the sums of a model's layers before each layer, so that those of a range are differences.

@@ -199,7 +199,7 @@ func (p *Plan) Text(out io.Writer) error {
 		seconds(p.Best.Figures.Reference))
 	if l.Draft != nil {
 		fmt.Fprintf(w, "Assumed: a round keeps %.3g tokens of a chain of %d rows, %.3g of these trees (--accepted).\n",
-			t.Accepted, chainRows, t.kept(l.TreeRows))
+			t.Accepted, t.chainRows(), t.kept(l.TreeRows))
 	}
 	if len(p.Others) > 0 {
 		fmt.Fprint(w, "\nINSTEAD\tREQUEST\tPLAIN, 1K\tWITH DRAFT, 1K\tFIRST TOKEN, 4K\n")
