@@ -25,6 +25,8 @@ type Commands struct {
 	Pull    PullCmd    `cmd:"" help:"Fetch a model from Hugging Face or another hub; serve and run take its name."`
 	Gateway GatewayCmd `cmd:"" help:"Run the gateway only; workers join it at --registry-listen."`
 	Inspect InspectCmd `cmd:"" help:"Show what a GGUF model file holds and what it needs to run."`
+	Probe   ProbeCmd   `cmd:"" help:"Measure the devices of this host, for tandem plan."`
+	Plan    PlanCmd    `cmd:"" help:"Say which device should run what of a model, how fast that is predicted to be, and why."`
 	Top     TopCmd     `cmd:"" help:"Show what the workers do, refreshed every second: rates, acceptance, slots, pages, queue."`
 	Bench   BenchCmd   `cmd:"" help:"Measure this machine and model: speed by kind of text and speculation, several at a time, long prompts."`
 	Doctor  DoctorCmd  `cmd:"" help:"Look for what keeps tandem serve from working here, and say what mends it; exit status 0 or 1."`

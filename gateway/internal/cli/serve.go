@@ -24,11 +24,13 @@ type ServeCmd struct {
 	config.Flags
 	Target string `arg:"" optional:"" name:"target" type:"path" help:"Target model: a GGUF file, or the name of one that tandem pull has fetched, OWNER/NAME:FILE."`
 	Demo   bool   `help:"Serve the demonstration models that ship with the project."`
+	Auto   bool   `help:"Measure this host's devices, plan which runs what, as tandem plan does, print the plan and serve it. Flags that are given stay as they are. The figures are kept in --cache-dir."`
 	WorkerFlags
 	app.Config
 	LogFlags
 
-	examined bool // by tandem doctor, which reports what Validate would refuse
+	examined bool     // by tandem doctor, which reports what Validate would refuse
+	given    []string // flags that the user gave
 }
 
 // WorkerFlags are settings of the workers that a command starts.
@@ -94,6 +96,9 @@ func (c *ServeCmd) Validate() error {
 		return errors.New("a target model is needed: tandem serve MODEL.gguf, or tandem serve --demo")
 	}
 	problems := []error{c.WorkerFlags.validate(), c.Config.Validate()}
+	if c.Auto && len(c.TargetStages) > 0 {
+		problems = append(problems, errors.New("--auto: plans for this host alone, leave --target-stages out"))
+	}
 	// Beside the files that Config names, so that all missing ones are told at a time. A draft may be a folder.
 	for _, f := range []struct{ flag, path string }{{"target", c.Target}, {"--draft", c.Draft}} {
 		if f.path == "" {
@@ -204,6 +209,11 @@ func (c *ServeCmd) Run(e *env) error {
 	models, err := c.models()
 	if err != nil {
 		return err
+	}
+	if c.Auto {
+		if err := c.auto(e, &models, log); err != nil {
+			return err
+		}
 	}
 	started := time.Now()
 	cluster, err := newCluster(clusterConfig{

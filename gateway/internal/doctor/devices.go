@@ -71,14 +71,14 @@ func (x *examination) cuda(d device.Name) {
 			found[1], found[2])
 		return
 	}
-	cards := x.glob("proc/driver/nvidia/gpus/*")
-	if d.Index >= len(cards) {
-		x.fail(check, "nvidia-smi -L lists them", "the driver shows %d cards, the first is cuda:0", len(cards))
+	cards, _ := Cards(x.Files)
+	if d.Index >= cards {
+		x.fail(check, "nvidia-smi -L lists them", "the driver shows %d cards, the first is cuda:0", cards)
 		return
 	}
 	nodes := []string{"dev/nvidiactl", "dev/nvidia-uvm"}
 	// Which card is which number is the driver's matter (CUDA_VISIBLE_DEVICES); with one there is no doubt.
-	if len(cards) == 1 {
+	if cards == 1 {
 		nodes = append(nodes, "dev/nvidia0")
 	}
 	for _, node := range nodes {
@@ -87,7 +87,7 @@ func (x *examination) cuda(d device.Name) {
 			return
 		}
 	}
-	x.ok(check, "driver %s.%s, %d card(s)", found[1], found[2], len(cards))
+	x.ok(check, "driver %s.%s, %d card(s)", found[1], found[2], cards)
 }
 
 // usable checks that a device's node is there and may be opened.
@@ -104,6 +104,17 @@ func (x *examination) usable(check, node, missing, denied string) bool {
 	return err == nil
 }
 
+// Cards counts the cards that the drivers of a machine with such files show.
+func Cards(files fs.FS) (cuda, hip int) {
+	x := examination{System: System{Files: files}}
+	for _, node := range x.glob("sys/class/kfd/kfd/topology/nodes/*/properties") {
+		if simdCount.MatchString(x.read(node)) {
+			hip++
+		}
+	}
+	return len(x.glob("proc/driver/nvidia/gpus/*")), hip
+}
+
 var simdCount = regexp.MustCompile(`(?m)^simd_count ([1-9][0-9]*)$`)
 
 func (x *examination) hip(d device.Name) {
@@ -117,12 +128,7 @@ func (x *examination) hip(d device.Name) {
 	if !x.usable(check, "dev/kfd", missing, denied) {
 		return
 	}
-	cards := 0
-	for _, node := range x.glob("sys/class/kfd/kfd/topology/nodes/*/properties") {
-		if simdCount.MatchString(x.read(node)) {
-			cards++
-		}
-	}
+	_, cards := Cards(x.Files)
 	if d.Index >= cards {
 		x.fail(check, "rocminfo lists them; integrated graphics count", "the driver shows %d cards, the first is hip:0",
 			cards)
