@@ -304,8 +304,8 @@ func (p *page) kill() {
 	const draft, target = `document.querySelector('[data-worker="worker-draft"]')`,
 		`document.querySelector('[data-worker="worker-target"]')`
 	p.do(chromedp.Click(`[data-kill="worker worker-draft"]`))
-	p.until("the draft is gone", draft+` === null || `+draft+`.dataset.state !== "ready"`)
-	p.until("the draft is back", draft+`?.dataset.state === "ready"`)
+	// It may be back before the page sees that it is gone.
+	p.until("the draft is back", draft+`?.dataset.state === "ready" && Number(`+draft+`.dataset.epoch) > 1`)
 	p.do(chromedp.Click(`[data-kill="engine worker-target"]`))
 	p.until("the engine was restarted", target+`?.dataset.state === "ready" && `+target+`.textContent.includes("restarts")`)
 	p.chat("What is a slice in Go?")

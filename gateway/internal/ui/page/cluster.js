@@ -28,7 +28,7 @@ function card(w, killable, kill) {
   const loading = w.load_bytes ? `${Math.round(100 * w.loaded_bytes / w.load_bytes)} % loaded` : "";
   const memory = counters.device_memory_bytes || counters.memory_bytes;
   const drafted = counters.drafted_tokens;
-  const e = make("div", { class: "card", "data-worker": w.id, "data-state": w.state },
+  const e = make("div", { class: "card", "data-worker": w.id, "data-state": w.state, "data-epoch": w.epoch },
     make("h3", {}, w.id),
     make("span", { class: "chip " + (good ? "good" : "bad") }, (good ? "✓ " : w.state === "lost" ? "✗ " : "… ") + w.state),
     facts([["role", w.role], ["device", w.device || w.backend], ["model", w.model], ["loading", loading],
@@ -38,7 +38,7 @@ function card(w, killable, kill) {
       ["drafts", (w.attached || []).length ? w.attached.length + " attached" : ""],
       ["accepted", drafted ? Math.round(100 * counters.accepted_tokens / drafted) + " % of drafted tokens" : ""],
       ["states", counters.prefix_cache_entries],
-      ["restarts", w.engine_restarts || ""],
+      ["joined", w.epoch > 1 ? w.epoch + " times" : ""], ["engine restarts", w.engine_restarts || ""],
       ["refused", (w.refused_drafts || []).map((r) => r.draft + ": " + r.reason).join("; ")],
       ["heartbeat", took(w.last_heartbeat_ms) + " ago"]]));
   if (killable) {

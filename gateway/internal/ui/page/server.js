@@ -44,7 +44,7 @@ export async function stream(answer, take) {
 }
 
 let next = 0;
-const page = crypto.getRandomValues(new Uint32Array(2)).reduce((text, n) => text + n.toString(16), "page-");
+const page = crypto.getRandomValues(new Uint32Array(1)).reduce((text, n) => text + n.toString(16), "page-");
 
 /** requestID returns an id of its own for a request. */
 export function requestID() { return page + "-" + (++next); }
