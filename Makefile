@@ -239,9 +239,11 @@ templates: ## fetch the published chat templates of Qwen3 and Qwen3.5 that tests
 clients: ## install the agent clients that tests/agents runs (needs npm and 2 GB)
 	tools/clients.sh
 	cd tests/node && npm ci
+	cd tests/ui && npm ci
 
 test-clients: build clients bin/testsum ## install real clients and run them against a scripted cluster
-	@bin/testsum run -name clients -dir $(RESULTS) -- $(GO) test -json -count=1 -timeout 30m ./tests/agents ./tests/node
+	@bin/testsum run -name clients -dir $(RESULTS) -- $(GO) test -json -count=1 -timeout 30m ./tests/agents ./tests/node \
+		./tests/ui
 	@bin/testsum total -dir $(RESULTS)
 
 bin/testsum: $(wildcard tools/testsum/*.go)

@@ -10,20 +10,21 @@ import (
 )
 
 // launch starts a child; no orphan is waited for meanwhile, so that the child is never taken for one.
-func (s *Supervisor) launch(cmd *exec.Cmd) error {
+func (s *Supervisor) launch(name string, cmd *exec.Cmd) error {
 	s.children.Lock()
 	defer s.children.Unlock()
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	s.pids[cmd.Process.Pid] = true
+	s.pids[cmd.Process.Pid], s.processes[name] = true, cmd.Process
 	return nil
 }
 
-func (s *Supervisor) forget(pid int) {
+func (s *Supervisor) forget(name string, pid int) {
 	s.children.Lock()
 	defer s.children.Unlock()
 	delete(s.pids, pid)
+	delete(s.processes, name)
 }
 
 // Signal sends sig to every child.
@@ -64,6 +65,15 @@ func (s *Supervisor) reap() (stop func()) {
 func (s *Supervisor) reapOrphans() {
 	s.children.Lock()
 	defer s.children.Unlock()
+	eachProcess(func(pid, parent int, state string) {
+		if state == "Z" && parent == os.Getpid() && !s.pids[pid] {
+			_, _ = syscall.Wait4(pid, nil, syscall.WNOHANG, nil)
+		}
+	})
+}
+
+// eachProcess calls do for every process of the machine.
+func eachProcess(do func(pid, parent int, state string)) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return
@@ -82,8 +92,6 @@ func (s *Supervisor) reapOrphans() {
 		if _, err := fmt.Sscan(string(text[strings.LastIndexByte(string(text), ')')+1:]), &state, &parent); err != nil {
 			continue
 		}
-		if state == "Z" && parent == os.Getpid() && !s.pids[pid] {
-			_, _ = syscall.Wait4(pid, nil, syscall.WNOHANG, nil)
-		}
+		do(pid, parent, state)
 	}
 }

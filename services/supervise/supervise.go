@@ -79,8 +79,9 @@ type Supervisor struct {
 	ready map[string]bool
 	waits chan struct{} // closed and replaced when ready changes
 
-	children sync.Mutex // guards pids, and is held while a child is started
-	pids     map[int]bool
+	children  sync.Mutex // guards pids and processes, and is held while a child is started
+	pids      map[int]bool
+	processes map[string]*os.Process // of the children that run, by name
 }
 
 // New checks the settings.
@@ -95,7 +96,7 @@ func New(cfg Config, log *zap.Logger, specs ...Spec) *Supervisor {
 		cfg.Output = os.Stderr
 	}
 	return &Supervisor{cfg: cfg, log: log, specs: specs, ready: map[string]bool{}, waits: make(chan struct{}),
-		pids: map[int]bool{}}
+		pids: map[int]bool{}, processes: map[string]*os.Process{}}
 }
 
 func setDefault[T comparable](field *T, value T) {
@@ -244,11 +245,11 @@ func (s *Supervisor) once(ctx context.Context, spec Spec, log *zap.Logger, lines
 	// A grandchild that keeps the pipe open must not hold us up after the child has gone.
 	cmd.WaitDelay = time.Second
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
-	if err := s.launch(cmd); err != nil {
+	if err := s.launch(spec.Name, cmd); err != nil {
 		return 0, err
 	}
 	pid := cmd.Process.Pid
-	defer s.forget(pid)
+	defer s.forget(spec.Name, pid)
 	log.Debug("worker started", zap.Int(telemetry.KeyPID, pid))
 
 	ended := make(chan struct{})

@@ -55,6 +55,12 @@ func child(kind string) {
 			os.Exit(3)
 		}
 		fmt.Println("pid", grandchild.Process.Pid)
+	case "worker":
+		engine := exec.Command("sleep", "600")
+		if err := engine.Start(); err != nil {
+			os.Exit(3)
+		}
+		fmt.Println("pid", engine.Process.Pid)
 	case "litter":
 		for range 5 {
 			shell := exec.Command("sh", "-c", "sleep 0.01 & echo pid $!") // leaves a process behind
@@ -390,5 +396,39 @@ func TestUnfitChild(t *testing.T) {
 	defer out.mu.Unlock()
 	if strings.Contains(out.buf.String(), "does not fit") {
 		t.Errorf("said again: %s", out.buf.String())
+	}
+}
+
+// TestKillOnDemand: a worker that is killed is started again. Its engine can be killed alone; nothing else can be.
+func TestKillOnDemand(t *testing.T) {
+	out := newOutput()
+	s, stop := start(t, Config{Output: out, FirstBackoff: time.Millisecond}, spec("worker"))
+	worker, engine := out.pid(t), out.pid(t)
+	if err := s.KillChildren("worker"); err != nil {
+		t.Fatal(err)
+	}
+	ended := func(pid int) bool { return syscall.Kill(pid, 0) != nil || zombie(pid) }
+	testwait.Until(t, "the engine is gone", func() bool { return ended(engine) })
+	if ended(worker) {
+		t.Error("the worker was killed with its engine")
+	}
+	if err := s.KillChildren("worker"); err == nil {
+		t.Error("a worker without an engine lost one")
+	}
+	if err := s.Kill("worker"); err != nil {
+		t.Fatal(err)
+	}
+	out.pid(t) // another life
+	out.pid(t)
+	for _, err := range []error{s.Kill("init"), s.KillChildren("init")} {
+		if err == nil || !strings.Contains(err.Error(), `"init"`) {
+			t.Errorf("a stranger: %v", err)
+		}
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+	if err := s.Kill("worker"); !errors.Is(err, errNotRunning) {
+		t.Errorf("after the end: %v", err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/bodybudget"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/httpapi"
+	"github.com/tandem-inference/tandem/gateway/internal/live"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/traces"
@@ -41,6 +42,8 @@ type Deps struct {
 	Traces *telemetry.Traces
 	// Version of the build, for /props and the like.
 	Version string
+	// Kill kills a worker that this process started, or its engine, for the page at /ui; nil = it may not.
+	Kill func(worker string, engine bool) error
 	// Listeners replace the addresses of the configuration, for tests and for parents that pass sockets on. The app
 	// closes them.
 	HTTP, GRPC, Registry net.Listener
@@ -64,6 +67,7 @@ type App struct {
 	cluster        *cluster.Cluster
 	models         *models
 	traces         *traces.Service
+	live           *live.Service // nil when the page is off
 	turns          *turn.Service
 	api            *httpapi.Server
 	httpServer     *http.Server
@@ -175,6 +179,9 @@ func (a *App) Run(ctx context.Context) error {
 	grp, failed := errgroup.WithContext(parts)
 	grp.Go(func() error { return a.cluster.Run(parts) })
 	grp.Go(func() error { return a.traces.Run(parts) })
+	if a.live != nil {
+		grp.Go(func() error { return a.live.Run(parts) })
+	}
 	if a.adminLis != nil {
 		grp.Go(func() error { return telemetry.Serve(parts, a.adminLis, telemetry.AdminPage(*a.deps.Level)) })
 	}

@@ -67,6 +67,8 @@ type Config struct {
 
 	CacheIsolation string `default:"shared" enum:"shared,key" help:"Who shares the states that prompts leave in the prefix cache: shared (all) or key (each API key has its own)."`
 
+	UI string `name:"ui" default:"on" enum:"on,off" help:"Serve the live page at /ui: chat, every round's tree, workers and requests as they are now: on, off."`
+
 	ReadAhead string `default:"on" enum:"on,off" help:"Read the next prompt of a conversation, as far as it is known, while its client is busy and the worker has nothing else to do: on, off."`
 
 	Route string `default:"prefix" enum:"prefix,load" help:"How a request finds its target worker: prefix (where the least is left to read of its prompt and to wait for, then where its session was) or load (where the smallest share of slots is busy)."`
@@ -119,7 +121,7 @@ func Defaults() Config {
 		DegenerateWatchdog: watchdog.AfterClose, MaxN: 8, MaxQueue: 256, QueueTimeoutS: 600, NoWorkerTimeoutS: 30,
 		FailoverTimeoutS: 60, ShutdownGraceS: 30, SSEKeepaliveS: 15, StreamUsageDefault: true,
 		CORSOrigin: []string{httpapi.OriginLocal}, ResponseStoreMB: 64, BodyMemoryMB: 512,
-		ImagePolicy: imagesReplaced, CacheIsolation: "shared", ReadAhead: "on", Route: "prefix", PrefillCompression: "off",
+		ImagePolicy: imagesReplaced, CacheIsolation: "shared", UI: "on", ReadAhead: "on", Route: "prefix", PrefillCompression: "off",
 		PrefillThreshold: 32000,
 		PrefillKeepRatio: 0.05, PflashTimeoutS: 60, PflashRequestOverride: true, LeaseTTLS: 6, FilePollS: 2,
 		StallTimeoutS: 30, QueuedHeadersS: 10,
@@ -230,6 +232,9 @@ func (c *Config) validateChoices(bad report) {
 	}
 	if !slices.Contains([]string{"reject", imagesReplaced}, c.ImagePolicy) {
 		bad("image-policy", "%q is not reject or placeholder", c.ImagePolicy)
+	}
+	if !slices.Contains([]string{"on", "off"}, c.UI) {
+		bad("ui", "%q is not on or off", c.UI)
 	}
 	if !slices.Contains([]string{"on", "off"}, c.ReadAhead) {
 		bad("read-ahead", "%q is not on or off", c.ReadAhead)

@@ -19,6 +19,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/grpcapi"
 	"github.com/tandem-inference/tandem/gateway/internal/httpapi"
+	"github.com/tandem-inference/tandem/gateway/internal/live"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/openai"
 	"github.com/tandem-inference/tandem/gateway/internal/responses"
@@ -33,6 +34,7 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/tensorwire"
+	"github.com/tandem-inference/tandem/services/tokenizer"
 	"github.com/tandem-inference/tandem/services/unixsocket"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
@@ -162,11 +164,12 @@ func (a *App) wire() error {
 		return err
 	}
 	limits := newBudgets(cfg, a.cluster.Targets.MaxContext, a.log.Named("model"))
+	board := a.openPage()
 	gen := generate.New(generate.Config{
 		MaxTokensCeiling: cfg.MaxTokensCeiling, StrictContext: cfg.StrictContext, FailoverTimeout: failover,
 		FailoverAny: cfg.FailoverAny, Watchdog: cfg.DegenerateWatchdog,
 	}, generate.Deps{Targets: a.cluster.Targets, Metrics: set, Tracer: a.deps.Traces.TracerProvider(),
-		Logger: a.log.Named("generate")})
+		Board: board, Logger: a.log.Named("generate")})
 	curve, err := compress.ParseCurve(cfg.PrefillKeepCurve)
 	if err != nil {
 		return fmt.Errorf("--prefill-keep-curve: %w", err)
@@ -196,10 +199,10 @@ func (a *App) wire() error {
 	if err != nil {
 		return err
 	}
-	a.api = httpapi.New(httpapi.Config{
+	a.api, err = httpapi.New(httpapi.Config{
 		Keys: a.keys, ProtectIntrospection: cfg.ProtectIntrospection, CORSOrigins: cfg.CORSOrigin, NoCORS: cfg.NoCORS,
 		LocalHosts:   !config.Exposed(a.httpLis.Addr().String()) || a.httpLis.Addr().Network() == "unix",
-		AllowedHosts: cfg.AllowedHost, Stall: seconds(cfg.StallTimeoutS),
+		AllowedHosts: cfg.AllowedHost, Stall: seconds(cfg.StallTimeoutS), Page: a.live != nil,
 		Props: httpapi.Props{
 			Version: a.deps.Version, MaxQueue: cfg.MaxQueue, DefaultThinking: cfg.DefaultThinking,
 			PflashMode: cfg.PrefillCompression, PflashThreshold: cfg.PrefillThreshold, PflashKeepRatio: cfg.PrefillKeepRatio,
@@ -212,9 +215,12 @@ func (a *App) wire() error {
 			anthropic.Deps{Turn: turns, Logger: a.log.Named("anthropic")}),
 		Cluster: a.cluster, Targets: a.cluster.Targets, Memory: memory, Model: a.models.served,
 		Envelope: limits.Envelope, Metrics: set, Scrape: a.deps.Metrics.Handler(), Logger: a.log.Named("http"),
-		Tracer: a.deps.Traces.TracerProvider(), Traces: a.traces, Bodies: a.bodies, Draining: a.draining.Load,
-		ScorerReady: a.cluster.Scorers.Ready,
+		Tracer: a.deps.Traces.TracerProvider(), Traces: a.traces, Live: a.live, Kill: a.deps.Kill, Bodies: a.bodies,
+		Draining: a.draining.Load, ScorerReady: a.cluster.Scorers.Ready,
 	})
+	if err != nil {
+		return err
+	}
 	a.httpServer = a.newHTTPServer()
 	a.newRegistryServer()
 	if a.grpcLis != nil {
@@ -223,6 +229,25 @@ func (a *App) wire() error {
 			ScorerReady: a.cluster.Scorers.Ready})
 	}
 	return nil
+}
+
+// openPage makes what the live page shows, and returns the list that generations write into; nil when the page is off.
+func (a *App) openPage() *live.Board {
+	if a.cfg.UI != "on" {
+		return nil
+	}
+	board := live.NewBoard()
+	a.live = live.New(live.Deps{
+		Board: board, Workers: a.cluster.Workers, Connect: a.cluster.Connect, Logger: a.log.Named("live"),
+		Tokenizer: func() *tokenizer.Tokenizer {
+			m, err := a.models.served()
+			if err != nil {
+				return nil
+			}
+			return m.Tokenizer
+		},
+	})
+	return board
 }
 
 // newRegistryServer makes the server that workers join.

@@ -47,6 +47,7 @@ type clusterConfig struct {
 	models              trio
 	workers             WorkerFlags
 	gateway             app.Config
+	demo                bool // the page may kill workers and engines
 	private             bool // every port is a unix socket in the private directory
 	logLevel, logFormat string
 	log                 *zap.Logger
@@ -96,6 +97,9 @@ func newCluster(cfg clusterConfig) (_ *cluster, err error) {
 			return nil, err
 		}
 	}
+	if cfg.demo {
+		deps.Kill = c.kill
+	}
 	if c.gateway, err = app.New(gateway, deps); err != nil {
 		return nil, err
 	}
@@ -113,6 +117,18 @@ func newCluster(cfg clusterConfig) (_ *cluster, err error) {
 	c.workers = supervise.New(supervise.Config{Grace: workerGrace, HangLimit: hang, Output: cfg.output,
 		OnReady: cfg.onReady}, cfg.log.Named("supervisor"), specs...)
 	return c, nil
+}
+
+// kill kills a worker, or its engine: both are started again. Requests that come before the workers are started, and
+// there is nothing to kill yet, find none.
+func (c *cluster) kill(worker string, engine bool) error {
+	switch {
+	case c.workers == nil:
+		return errors.New("no worker was started yet")
+	case engine:
+		return c.workers.KillChildren(worker)
+	}
+	return c.workers.Kill(worker)
 }
 
 // endpoint is where the gateway's HTTP API is.

@@ -217,7 +217,7 @@ func (c *ServeCmd) Run(e *env) error {
 	}
 	started := time.Now()
 	cluster, err := newCluster(clusterConfig{
-		models: models, workers: c.WorkerFlags, gateway: c.Config,
+		models: models, workers: c.WorkerFlags, gateway: c.Config, demo: c.Demo,
 		logLevel: logs.LogLevel, logFormat: logs.LogFormat, log: log, level: &level, output: e.err,
 	})
 	if err != nil {

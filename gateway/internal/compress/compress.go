@@ -85,6 +85,17 @@ type Report struct {
 	KeepRatio      float64
 	ScoreMS        float64
 	Segments       int
+	// Kept are the parts of the messages that were kept, if the request asked for them.
+	Kept []KeptMessage
+}
+
+// KeptMessage says what was kept of a message.
+type KeptMessage struct {
+	// Message is its index in the conversation.
+	Message int `json:"message"`
+	// Spans are first and last byte, exclusive, in the message's text as UTF-8, without the space around it and in
+	// normal form C. They are in order.
+	Spans [][2]int `json:"spans"`
 }
 
 // Settings are a request's settings of compression; zero members mean the server's settings.
@@ -94,6 +105,8 @@ type Settings struct {
 	KeepRatio      float64
 	MinChunks      int
 	MinChunksGiven bool
+	// Spans asks for Report.Kept.
+	Spans bool
 	// Exact is the reason why mode auto leaves the request alone, ReasonTools or ReasonFormat; empty = it may compress.
 	Exact string
 }
@@ -190,7 +203,8 @@ func (c *Compressor) Plan(want Settings, m *model.Model, conv *chat.Conversation
 			want.MinChunks = c.cfg.MinChunks
 		}
 	} else {
-		want = Settings{Threshold: c.cfg.Threshold, KeepRatio: ratio, MinChunks: c.cfg.MinChunks, Exact: want.Exact}
+		want = Settings{Threshold: c.cfg.Threshold, KeepRatio: ratio, MinChunks: c.cfg.MinChunks, Exact: want.Exact,
+			Spans: want.Spans}
 	}
 	skip := func(reason string) Func {
 		return func(context.Context) Result { return skipped(reason, tokens, want.KeepRatio) }
@@ -248,8 +262,16 @@ func (c *Compressor) run(
 	for i, msg := range conv.Messages {
 		contents[i] = msg.Content
 	}
+	var parts []KeptMessage
 	for i, s := range doc.segments {
 		contents[s.message] = s.keep(kept[i])
+		if want.Spans {
+			part := KeptMessage{Message: s.message, Spans: [][2]int{}}
+			for _, r := range s.runs(kept[i]) {
+				part.Spans = append(part.Spans, [2]int{r.a, r.b})
+			}
+			parts = append(parts, part)
+		}
 	}
 	short, err := m.Render(conv.WithContents(contents))
 	if err != nil {
@@ -260,7 +282,7 @@ func (c *Compressor) run(
 	}
 	return Result{Tokens: short.Tokens, Thinking: short.Thinking, Report: Report{
 		Applied: true, OriginalTokens: tokens, KeptTokens: len(short.Tokens), KeepRatio: want.KeepRatio, ScoreMS: scoreMS,
-		Segments: len(doc.segments),
+		Segments: len(doc.segments), Kept: parts,
 	}}, "", nil
 }
 

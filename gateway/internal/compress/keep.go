@@ -10,11 +10,11 @@ import (
 // spaces must not come back whole.
 const maxWiden = 96
 
-// keep returns the text of the kept tokens: runs widened to whitespace, in order, joined by one newline where text
-// is missing.
-func (s *segment) keep(kept []span) string {
-	type run struct{ a, b int }
-	var runs []run
+// run is a part of a segment's text, in bytes.
+type run struct{ a, b int }
+
+// runs are the parts of the text that hold the kept tokens, widened to whitespace, in order.
+func (s *segment) runs(kept []span) (runs []run) {
 	for _, k := range kept {
 		a, b := 0, s.ends[k.last-1]
 		if k.first > 0 {
@@ -27,6 +27,12 @@ func (s *segment) keep(kept []span) string {
 		}
 		runs = append(runs, run{a, b})
 	}
+	return runs
+}
+
+// keep returns the text of the kept tokens: their runs, joined by one newline where text is missing.
+func (s *segment) keep(kept []span) string {
+	runs := s.runs(kept)
 	var out strings.Builder
 	for i, r := range runs {
 		text := s.text[r.a:r.b]

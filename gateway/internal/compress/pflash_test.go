@@ -153,3 +153,39 @@ func TestPflashAdmitsWhatFitsCompressed(t *testing.T) {
 		t.Errorf("%d %s", v.Status, v.Body)
 	}
 }
+
+// TestKeptSpans: with pflash.spans the usage names the parts that the target has read; without it nothing of the sort.
+func TestKeptSpans(t *testing.T) {
+	r := rig.Start(t, nil)
+	w := r.Target(gatewaytest.WorkerOptions{Decode: r.Reply("40963", 1)})
+	script, _ := rig.Scorer(t, "raven", "40963")
+	r.Scorer(script)
+	doc := "  " + rig.Haystack(200, 120) + "\nTell me the access code of raven.\n"
+	ask := func(more string) any {
+		return rig.At(r.Post("/v1/chat/completions", `{"messages":`+rig.ChatOf("system", "Be brief.", "user", doc)+
+			`,"pflash":{"mode":"always","keep_ratio":0.1`+more+`}}`).JSON(t), "usage", "pflash")
+	}
+	if p := ask(""); rig.At(p, "applied") != true || rig.At(p, "kept_spans") != nil {
+		t.Errorf("not asked for: %v", p)
+	}
+	p := ask(`,"spans":true`)
+	if rig.At(p, "kept_spans", 0, "message") != 1.0 || rig.At(p, "kept_spans", 1) != nil {
+		t.Fatalf("spans %v", rig.At(p, "kept_spans"))
+	}
+	prompt := r.Tok.Decode(w.Requests()[1].GetPromptTokens(), true)
+	text, at := strings.TrimSpace(doc), 0
+	spans, _ := rig.At(p, "kept_spans", 0, "spans").([]any)
+	for _, s := range spans {
+		from, to := int(rig.At(s, 0).(float64)), int(rig.At(s, 1).(float64))
+		if from < at || to <= from || to > len(text) {
+			t.Fatalf("span %d to %d after %d in %d bytes", from, to, at, len(text))
+		}
+		if part := strings.TrimSpace(text[from:to]); !strings.Contains(prompt, part) {
+			t.Errorf("the prompt lacks %q", part)
+		}
+		at = to
+	}
+	if len(spans) < 2 {
+		t.Errorf("%d spans", len(spans))
+	}
+}

@@ -45,6 +45,7 @@ type Worker struct {
 	requests []*tandemv1.DecodeRequest
 	scored   []*tandemv1.CompressRequest
 	ahead    []*tandemv1.ReadAheadRequest
+	watches  map[chan *tandemv1.WatchRoundsResponse]struct{}
 	ended    bool
 }
 
@@ -77,7 +78,8 @@ func Join(tb testing.TB, gateway string, opt WorkerOptions) *Worker {
 		tb.Fatal(err)
 	}
 	w := &Worker{ID: opt.ID, decode: opt.Decode, compress: opt.Compress, contract: opt.Contract,
-		state: registry.StateReady, done: make(chan struct{})}
+		state: registry.StateReady, done: make(chan struct{}),
+		watches: map[chan *tandemv1.WatchRoundsResponse]struct{}{}}
 	w.server = grpc.NewServer(tensorwire.ServerOptions()...)
 	tandemv1.RegisterTargetServiceServer(w.server, w)
 	tandemv1.RegisterPrefillServiceServer(w.server, w)
@@ -206,6 +208,45 @@ func (w *Worker) ReadAhead(_ context.Context, m *tandemv1.ReadAheadRequest) (*ta
 	defer w.mu.Unlock()
 	w.ahead = append(w.ahead, m)
 	return &tandemv1.ReadAheadResponse{Accepted: true}, nil
+}
+
+// WatchRounds implements the target service: it sends what Tell is given.
+func (w *Worker) WatchRounds(_ *tandemv1.WatchRoundsRequest, stream tandemv1.TargetService_WatchRoundsServer) error {
+	events := make(chan *tandemv1.WatchRoundsResponse, 1024)
+	w.mu.Lock()
+	w.watches[events] = struct{}{}
+	w.mu.Unlock()
+	defer func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		delete(w.watches, events)
+	}()
+	for {
+		select {
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		case m := <-events:
+			if err := stream.Send(m); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// Watched is the number of those who watch its rounds.
+func (w *Worker) Watched() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.watches)
+}
+
+// Tell describes a round to all who watch.
+func (w *Worker) Tell(e *tandemv1.WatchEvent) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for events := range w.watches {
+		events <- &tandemv1.WatchRoundsResponse{Event: e}
+	}
 }
 
 // Decode implements the target service.

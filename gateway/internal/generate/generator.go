@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/compress"
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
+	"github.com/tandem-inference/tandem/gateway/internal/live"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
@@ -44,6 +45,8 @@ type Deps struct {
 	Metrics *metrics.Set
 	// Tracer gets a span per request and phase; nil = none.
 	Tracer trace.TracerProvider
+	// Board lists the requests at work; nil = nobody looks.
+	Board  *live.Board
 	Logger *zap.Logger
 }
 
@@ -66,6 +69,7 @@ type Generator struct {
 	metrics *metrics.Set
 	log     *zap.Logger
 	tracing tracing
+	board   *live.Board
 
 	shareSalt shareSalt
 }
@@ -77,7 +81,7 @@ func New(cfg Config, deps Deps) *Generator {
 	}
 	return &Generator{
 		cfg: cfg, targets: deps.Targets, metrics: deps.Metrics, log: deps.Logger, tracing: newTracing(deps.Tracer),
-		shareSalt: newShareSalt(),
+		board: deps.Board, shareSalt: newShareSalt(),
 	}
 }
 
@@ -92,6 +96,7 @@ type run struct {
 	g    *Generator
 	req  *Request
 	sink Sink
+	seen *live.Request
 
 	once     sync.Once // guards the call of sink.Admitted
 	admitErr error
@@ -115,14 +120,18 @@ type job struct {
 // Run serves req and returns when all its choices are done, with the account. On an error the sink has seen what was
 // generated before it. Errors are of package reqerr; a cancelled ctx gives its cause.
 func (g *Generator) Run(ctx context.Context, req *Request, sink Sink) (*Usage, error) {
-	r := &run{g: g, req: req, sink: sink}
 	if req.Arrived.IsZero() {
 		req.Arrived = time.Now()
 	}
+	r := &run{g: g, req: req, sink: sink, seen: g.board.Begin(req.ID, req.Owner, req.Arrived)}
 	ctx, span, own := g.tracing.request(ctx, req)
 	g.tracing.prepared(ctx, req)
 	u, err := r.run(ctx)
 	g.tracing.end(span, own, &r.usage, r.finishes, err)
+	r.seen.End(metrics.OutcomeOf(err), live.Figures{
+		PromptTokens: r.usage.PromptTokens, CachedTokens: r.usage.CachedTokens, CompletionTokens: r.usage.CompletionTokens,
+		Drafted: r.usage.Drafted, Accepted: r.usage.Accepted, Rounds: r.usage.VerifySteps, Restore: r.usage.Restore,
+	})
 	return u, err
 }
 
@@ -137,6 +146,7 @@ func (r *run) run(ctx context.Context) (*Usage, error) {
 		need = max(need, len(j.prompt)+j.max)
 	}
 	queued := time.Now()
+	r.seen.Phase(live.PhaseQueue)
 	ticket, err := g.targets.Submit(cluster.Demand{
 		Slots: len(jobs), Tokens: need, Share: req.Share, Priority: req.Priority, Prompt: r.toRoute(jobs),
 		Isolation: req.CacheScope, Session: r.session(),
@@ -150,6 +160,7 @@ func (r *run) run(ctx context.Context) (*Usage, error) {
 		return nil, r.fail(ctx, err)
 	}
 	r.usage.Queue = time.Since(queued)
+	r.seen.Phase(live.PhasePrefill)
 	g.tracing.phase(ctx, "queue", queued, r.usage.Queue)
 	if len(jobs) == 1 {
 		err = r.serve(ctx, jobs[0], slot)
@@ -214,6 +225,7 @@ func (r *run) prepare(ctx context.Context) ([]job, error) {
 		var report *compress.Report
 		if p.Compress != nil {
 			began := time.Now()
+			r.seen.Phase(live.PhaseCompress)
 			within, span := r.g.tracing.compress(ctx)
 			c := p.Compress(within)
 			r.g.tracing.compressed(span, &c.Report)
@@ -392,6 +404,7 @@ func (r *run) decodeRequest(j job, committed []int32) *tandemv1.DecodeRequest {
 			len(committed) == 0, Guide: r.constraint(j),
 		FairnessKey: r.g.shareSalt.key(r.req.Share), Priority: int32(r.req.Priority),
 		Cache: &tandemv1.CacheUse{Off: r.req.NoCache, Isolation: r.req.CacheScope, Hints: j.hints},
+		Watch: r.seen.Watch(j.index),
 	}
 }
 

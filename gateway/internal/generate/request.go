@@ -74,7 +74,9 @@ type Request struct {
 	// Session names the conversation, empty when the client names none.
 	Session string
 	// Share is who asks, among whom slots are shared fairly.
-	Share   string
+	Share string
+	// Owner is the scope of the API key that asked, empty without keys: it may see the request's text live.
+	Owner   string
 	Arrived time.Time
 }
 

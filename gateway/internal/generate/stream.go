@@ -13,6 +13,7 @@ import (
 
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
+	"github.com/tandem-inference/tandem/gateway/internal/live"
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/watchdog"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
@@ -190,6 +191,7 @@ func (s *stream) attempt(ctx context.Context, slot *cluster.Slot) error {
 		return errDone
 	}
 	s.slot, s.worker = slot, slot.Worker
+	s.r.seen.At(slot.Worker)
 	defer func() { s.slot = nil }()
 	ctx, cancel := context.WithCancelCause(metadata.AppendToOutgoingContext(ctx, "x-request-id", s.r.req.ID))
 	defer cancel(nil)
@@ -298,11 +300,13 @@ func (s *stream) tokens(c *tandemv1.Committed) error {
 	now := time.Now()
 	if s.first.IsZero() {
 		s.first = now
+		s.r.seen.Phase(live.PhaseDecode)
 	} else if s.r.g.metrics != nil {
 		s.r.g.metrics.TokenGap(now.Sub(s.last))
 	}
 	s.last = now
 	s.messages++
+	s.r.seen.Tokens(len(c.GetTokens()))
 	s.raw = s.raw[:0]
 	watch := s.r.g.cfg.Watchdog
 	s.watching = s.watching || watch == watchdog.Always ||

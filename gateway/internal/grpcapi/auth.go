@@ -130,6 +130,7 @@ func asker(ctx context.Context, in *tandemv1.GenerateRequest, req *turn.Request)
 	if p, ok := peer.FromContext(ctx); ok {
 		address = p.Addr.String()
 	}
+	req.Owner = call.Scope
 	req.Share, req.Priority = turn.Share(call.Scope, req.SessionID, address),
 		turn.Priority(call.Trusted, header("x-priority"))
 	return nil

@@ -141,7 +141,7 @@ func call(w *rig.Walk, api tandemv1.InferenceServiceClient, text string) rpcSeen
 	}
 	for _, r := range w.Target.Requests()[before:] {
 		r = proto.Clone(r).(*tandemv1.DecodeRequest)
-		r.RequestId = ""
+		r.RequestId, r.Watch = "", 0
 		out.Worker += rig.CompactProto(r)
 	}
 	for _, r := range w.Scorer.Scored()[scored:] {

@@ -41,6 +41,8 @@ type Config struct {
 	AllowedHosts []string
 	// Stall is the longest pause of a client while it sends or reads; 0 = 30 s.
 	Stall time.Duration
+	// Page serves the live page at /ui.
+	Page bool
 	// Props are the settings that /props shows.
 	Props Props
 }
@@ -65,6 +67,10 @@ type Deps struct {
 	Tracer trace.TracerProvider
 	// Traces are what /trace shows; nil = none.
 	Traces Traces
+	// Live is what the page at /ui shows.
+	Live Live
+	// Kill kills a worker that this process started, or its engine, for the page; nil = the page may not.
+	Kill func(worker string, engine bool) error
 	// Bodies bounds the memory of request bodies; nil = no bound.
 	Bodies *bodybudget.Budget
 	// Draining tells whether the gateway is shutting down.
@@ -136,6 +142,7 @@ type access uint8
 const (
 	accessOpen       access = iota // health
 	accessIntrospect               // props, metrics, cluster, trace
+	accessLook                     // the live page's data: as long as somebody looks
 	accessKey                      // everything else
 )
 
@@ -164,6 +171,8 @@ type Server struct {
 	log         *zap.Logger
 	tracer      trace.Tracer
 	traces      Traces
+	looks       Live
+	kill        func(worker string, engine bool) error
 	bodies      *bodybudget.Budget
 	draining    func() bool
 	scorerReady func() bool
@@ -176,7 +185,7 @@ type Server struct {
 }
 
 // New builds the routes.
-func New(cfg Config, deps Deps) *Server {
+func New(cfg Config, deps Deps) (*Server, error) {
 	if cfg.Stall <= 0 {
 		cfg.Stall = 30 * time.Second
 	}
@@ -186,7 +195,7 @@ func New(cfg Config, deps Deps) *Server {
 	s := &Server{
 		cfg: cfg, turns: deps.Turns, openai: deps.OpenAI, cluster: deps.Cluster, targets: deps.Targets, memory: deps.Memory,
 		model: deps.Model, metrics: deps.Metrics, scrapes: deps.Scrape, log: deps.Logger,
-		tracer: newTracer(deps.Tracer), traces: deps.Traces, bodies: deps.Bodies,
+		tracer: newTracer(deps.Tracer), traces: deps.Traces, looks: deps.Live, kill: deps.Kill, bodies: deps.Bodies,
 		draining: deps.Draining, scorerReady: deps.ScorerReady,
 		envelope: deps.Envelope, routes: map[string]*route{},
 	}
@@ -214,7 +223,12 @@ func New(cfg Config, deps Deps) *Server {
 	s.add("POST", "/tokenize", accessKey, false, s.tokenize)
 	s.add("POST", "/detokenize", accessKey, false, s.detokenize)
 	s.add("POST", "/apply-template", accessKey, false, s.applyTemplate)
-	return s
+	if cfg.Page {
+		if err := s.addPage(); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
 }
 
 // Endpoints lists "METHOD PATH" of all routes, sorted.

@@ -40,11 +40,14 @@ func serve(t *testing.T, stall time.Duration, flood chan<- error) string {
 func serveOn(t *testing.T, lis net.Listener, stall time.Duration, flood chan<- error) {
 	t.Helper()
 	c := cluster.New(cluster.Config{}, cluster.Deps{})
-	s := New(Config{Stall: stall}, Deps{
+	s, err := New(Config{Stall: stall}, Deps{
 		OpenAI:    openai.New(openai.Config{}, openai.Deps{}),
 		Responses: responses.New(responses.Config{}, responses.Deps{}),
 		Anthropic: anthropic.New(anthropic.Config{}, anthropic.Deps{}), Cluster: c, Targets: c.Targets,
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	s.add("POST", "/echo", accessKey, false, func(w http.ResponseWriter, r *http.Request) error {
 		b, err := io.ReadAll(r.Body)
 		if err != nil {

@@ -97,7 +97,7 @@ func ask(w *rig.Walk, path, body string) seen {
 	var reqs []string
 	for _, req := range w.Target.Requests()[before:] {
 		req = proto.Clone(req).(*tandemv1.DecodeRequest)
-		req.RequestId = ""
+		req.RequestId, req.Watch = "", 0
 		req.Cache = nil // changes time alone: prefixcache_test.go
 		reqs = append(reqs, rig.CompactProto(req))
 	}

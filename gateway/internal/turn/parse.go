@@ -106,6 +106,7 @@ func (s *Service) Base(r *http.Request, o reqjson.Object, m *model.Model, least 
 	if req.SessionID, err = sessionID(r, o); err != nil {
 		return nil, err
 	}
+	req.Owner = call.Scope
 	req.Share = Share(call.Scope, req.SessionID, r.RemoteAddr)
 	return req, nil
 }
@@ -251,6 +252,9 @@ func parsePflash(o reqjson.Object) (want compress.Settings, err error) {
 	n, want.MinChunksGiven, err = p.Int(bounds.Between(0, 1<<20), "min_chunks")
 	want.MinChunks = int(n)
 	if err != nil {
+		return want, err
+	}
+	if want.Spans, _, err = p.Bool("spans"); err != nil {
 		return want, err
 	}
 	for _, name := range []string{"code_floor", "protect", "rescore"} {

@@ -60,7 +60,9 @@ type Request struct {
 	// SessionID ties requests of one conversation together, empty when the client names none.
 	SessionID string
 	// Share identifies the client for the queue, see the function Share.
-	Share    string
+	Share string
+	// Owner is the scope of the API key, empty without keys.
+	Owner    string
 	Priority int
 	// NoCache keeps the request from the prefix cache.
 	NoCache bool

@@ -256,7 +256,7 @@ func (s *Service) Prepare(m *model.Model, req *Request) (*Prepared, error) {
 func (s *Service) Raw(m *model.Model, req *Request) *Prepared {
 	run := &generate.Request{
 		ID: req.ID, Operation: telemetry.GenAITextCompletion, ModelName: cmp.Or(req.Model, m.Name), Model: m,
-		Arrived: req.Arrived, Share: req.Share, Priority: req.Priority, N: req.N, Sampling: req.Sampling,
+		Arrived: req.Arrived, Share: req.Share, Owner: req.Owner, Priority: req.Priority, N: req.N, Sampling: req.Sampling,
 		Stops: req.Stops, MaxTokens: req.MaxTokens, MaxTokensGiven: req.MaxTokensGiven, Speculation: req.Speculation,
 		TopLogprobs: req.TopLogprobs, NoCache: req.NoCache, Session: req.SessionID,
 	}

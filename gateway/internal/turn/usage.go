@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tandem-inference/tandem/gateway/internal/compress"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 )
 
@@ -77,6 +78,8 @@ type Pflash struct {
 	KeepRatio      float64 `json:"keep_ratio"`
 	ScoreMS        float64 `json:"score_ms"`
 	Segments       int     `json:"segments"`
+	// Kept are the parts that were kept, for requests with pflash.spans.
+	Kept []compress.KeptMessage `json:"kept_spans,omitempty"`
 }
 
 // NewPflash reports compression, nil when it was off.
@@ -86,7 +89,8 @@ func NewPflash(u *generate.Usage) *Pflash {
 		return nil
 	}
 	return &Pflash{Applied: c.Applied, Reason: c.Reason, OriginalTokens: c.OriginalTokens, KeptTokens: c.KeptTokens,
-		KeepRatio: c.KeepRatio, ScoreMS: round(c.ScoreMS, 1), Segments: c.Segments}
+		KeepRatio: c.KeepRatio, ScoreMS: round(c.ScoreMS, 1), Segments: c.Segments,
+		Kept: c.Kept}
 }
 
 // FinishDetails of a choice.

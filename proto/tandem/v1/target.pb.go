@@ -21,6 +21,126 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// WatchKind says what an event describes.
+type WatchKind int32
+
+const (
+	WatchKind_WATCH_KIND_UNSPECIFIED WatchKind = 0
+	// A round: draft, verification and output.
+	WatchKind_WATCH_KIND_ROUND WatchKind = 1
+	// A step that reads known tokens: of a prompt, or of output that another worker generated.
+	WatchKind_WATCH_KIND_PROMPT WatchKind = 2
+	// The request's end.
+	WatchKind_WATCH_KIND_END WatchKind = 3
+)
+
+// Enum value maps for WatchKind.
+var (
+	WatchKind_name = map[int32]string{
+		0: "WATCH_KIND_UNSPECIFIED",
+		1: "WATCH_KIND_ROUND",
+		2: "WATCH_KIND_PROMPT",
+		3: "WATCH_KIND_END",
+	}
+	WatchKind_value = map[string]int32{
+		"WATCH_KIND_UNSPECIFIED": 0,
+		"WATCH_KIND_ROUND":       1,
+		"WATCH_KIND_PROMPT":      2,
+		"WATCH_KIND_END":         3,
+	}
+)
+
+func (x WatchKind) Enum() *WatchKind {
+	p := new(WatchKind)
+	*p = x
+	return p
+}
+
+func (x WatchKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (WatchKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_tandem_v1_target_proto_enumTypes[0].Descriptor()
+}
+
+func (WatchKind) Type() protoreflect.EnumType {
+	return &file_tandem_v1_target_proto_enumTypes[0]
+}
+
+func (x WatchKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use WatchKind.Descriptor instead.
+func (WatchKind) EnumDescriptor() ([]byte, []int) {
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{0}
+}
+
+// TokenOrigin says who named a token first. The target chooses every token of an output, whoever named it.
+type TokenOrigin int32
+
+const (
+	TokenOrigin_TOKEN_ORIGIN_UNSPECIFIED TokenOrigin = 0
+	// The newest token of the output, from which a tree grows.
+	TokenOrigin_TOKEN_ORIGIN_ANCHOR TokenOrigin = 1
+	// The target alone.
+	TokenOrigin_TOKEN_ORIGIN_PLAIN TokenOrigin = 2
+	// The draft.
+	TokenOrigin_TOKEN_ORIGIN_DRAFT TokenOrigin = 3
+	// Prompt lookup.
+	TokenOrigin_TOKEN_ORIGIN_LOOKUP TokenOrigin = 4
+	// The constraint, which leaves no other token or text.
+	TokenOrigin_TOKEN_ORIGIN_CONSTRAINT TokenOrigin = 5
+)
+
+// Enum value maps for TokenOrigin.
+var (
+	TokenOrigin_name = map[int32]string{
+		0: "TOKEN_ORIGIN_UNSPECIFIED",
+		1: "TOKEN_ORIGIN_ANCHOR",
+		2: "TOKEN_ORIGIN_PLAIN",
+		3: "TOKEN_ORIGIN_DRAFT",
+		4: "TOKEN_ORIGIN_LOOKUP",
+		5: "TOKEN_ORIGIN_CONSTRAINT",
+	}
+	TokenOrigin_value = map[string]int32{
+		"TOKEN_ORIGIN_UNSPECIFIED": 0,
+		"TOKEN_ORIGIN_ANCHOR":      1,
+		"TOKEN_ORIGIN_PLAIN":       2,
+		"TOKEN_ORIGIN_DRAFT":       3,
+		"TOKEN_ORIGIN_LOOKUP":      4,
+		"TOKEN_ORIGIN_CONSTRAINT":  5,
+	}
+)
+
+func (x TokenOrigin) Enum() *TokenOrigin {
+	p := new(TokenOrigin)
+	*p = x
+	return p
+}
+
+func (x TokenOrigin) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (TokenOrigin) Descriptor() protoreflect.EnumDescriptor {
+	return file_tandem_v1_target_proto_enumTypes[1].Descriptor()
+}
+
+func (TokenOrigin) Type() protoreflect.EnumType {
+	return &file_tandem_v1_target_proto_enumTypes[1]
+}
+
+func (x TokenOrigin) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use TokenOrigin.Descriptor instead.
+func (TokenOrigin) EnumDescriptor() ([]byte, []int) {
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{1}
+}
+
 // CloseKind says how reasoning ended.
 type CloseKind int32
 
@@ -65,11 +185,11 @@ func (x CloseKind) String() string {
 }
 
 func (CloseKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_tandem_v1_target_proto_enumTypes[0].Descriptor()
+	return file_tandem_v1_target_proto_enumTypes[2].Descriptor()
 }
 
 func (CloseKind) Type() protoreflect.EnumType {
-	return &file_tandem_v1_target_proto_enumTypes[0]
+	return &file_tandem_v1_target_proto_enumTypes[2]
 }
 
 func (x CloseKind) Number() protoreflect.EnumNumber {
@@ -78,7 +198,326 @@ func (x CloseKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use CloseKind.Descriptor instead.
 func (CloseKind) EnumDescriptor() ([]byte, []int) {
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{2}
+}
+
+type WatchRoundsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Most rounds of one request that are described in a second, 1..1000; 0 = 30. The highest rate of all watchers holds
+	// for all of them.
+	MaxPerSecond  int32 `protobuf:"varint,1,opt,name=max_per_second,json=maxPerSecond,proto3" json:"max_per_second,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchRoundsRequest) Reset() {
+	*x = WatchRoundsRequest{}
+	mi := &file_tandem_v1_target_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchRoundsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchRoundsRequest) ProtoMessage() {}
+
+func (x *WatchRoundsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_target_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchRoundsRequest.ProtoReflect.Descriptor instead.
+func (*WatchRoundsRequest) Descriptor() ([]byte, []int) {
 	return file_tandem_v1_target_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *WatchRoundsRequest) GetMaxPerSecond() int32 {
+	if x != nil {
+		return x.MaxPerSecond
+	}
+	return 0
+}
+
+type WatchRoundsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Event *WatchEvent            `protobuf:"bytes,1,opt,name=event,proto3" json:"event,omitempty"`
+	// Events that this watcher lost so far because it reads slowly.
+	Dropped       uint64 `protobuf:"varint,2,opt,name=dropped,proto3" json:"dropped,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchRoundsResponse) Reset() {
+	*x = WatchRoundsResponse{}
+	mi := &file_tandem_v1_target_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchRoundsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchRoundsResponse) ProtoMessage() {}
+
+func (x *WatchRoundsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_target_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchRoundsResponse.ProtoReflect.Descriptor instead.
+func (*WatchRoundsResponse) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *WatchRoundsResponse) GetEvent() *WatchEvent {
+	if x != nil {
+		return x.Event
+	}
+	return nil
+}
+
+func (x *WatchRoundsResponse) GetDropped() uint64 {
+	if x != nil {
+		return x.Dropped
+	}
+	return 0
+}
+
+// WatchEvent describes a round, a step of a prompt, or the end of a request. Tokens of rounds that are not described
+// come with the next event of their request.
+type WatchEvent struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// DecodeRequest.watch.
+	Watch uint64    `protobuf:"varint,1,opt,name=watch,proto3" json:"watch,omitempty"`
+	Kind  WatchKind `protobuf:"varint,2,opt,name=kind,proto3,enum=tandem.v1.WatchKind" json:"kind,omitempty"`
+	// Of the round or of the prompt's step in its request, from 1.
+	Number int32 `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"`
+	// Begin by the worker's clock; all other times are microseconds from there.
+	StartUnixMicros int64 `protobuf:"varint,4,opt,name=start_unix_micros,json=startUnixMicros,proto3" json:"start_unix_micros,omitempty"`
+	// The proposal was there, or was given up; 0 = none was asked for.
+	ProposedUs int64 `protobuf:"varint,5,opt,name=proposed_us,json=proposedUs,proto3" json:"proposed_us,omitempty"`
+	// Of that wait: what the draft's engine and its tree took, 0 = not known. The rest is the way there and back.
+	DraftUs int64 `protobuf:"varint,6,opt,name=draft_us,json=draftUs,proto3" json:"draft_us,omitempty"`
+	// The verifying step, or the step of the prompt.
+	StepBeginUs int64 `protobuf:"varint,7,opt,name=step_begin_us,json=stepBeginUs,proto3" json:"step_begin_us,omitempty"`
+	StepEndUs   int64 `protobuf:"varint,8,opt,name=step_end_us,json=stepEndUs,proto3" json:"step_end_us,omitempty"`
+	// Of the step: the engine's own time.
+	EngineUs int64 `protobuf:"varint,9,opt,name=engine_us,json=engineUs,proto3" json:"engine_us,omitempty"`
+	// The tokens were handed over.
+	EndUs int64 `protobuf:"varint,10,opt,name=end_us,json=endUs,proto3" json:"end_us,omitempty"`
+	// Rows of the request in the step, and rows of all requests in it.
+	Rows      int32 `protobuf:"varint,11,opt,name=rows,proto3" json:"rows,omitempty"`
+	BatchRows int32 `protobuf:"varint,12,opt,name=batch_rows,json=batchRows,proto3" json:"batch_rows,omitempty"`
+	// Tokens in the sequence before the step.
+	Position int32 `protobuf:"varint,13,opt,name=position,proto3" json:"position,omitempty"`
+	// Of a round: its tree. Node 0 is the newest token of the output; parents are indices of earlier nodes, -1 for node 0.
+	NodeTokens  []int32       `protobuf:"varint,14,rep,packed,name=node_tokens,json=nodeTokens,proto3" json:"node_tokens,omitempty"`
+	NodeParents []int32       `protobuf:"varint,15,rep,packed,name=node_parents,json=nodeParents,proto3" json:"node_parents,omitempty"`
+	NodeOrigins []TokenOrigin `protobuf:"varint,16,rep,packed,name=node_origins,json=nodeOrigins,proto3,enum=tandem.v1.TokenOrigin" json:"node_origins,omitempty"`
+	// Nodes that the target chose, node 0 first.
+	Path []int32 `protobuf:"varint,17,rep,packed,name=path,proto3" json:"path,omitempty"`
+	// Output tokens since the event before, with the index of the first of them in the output.
+	OutputIndex int32         `protobuf:"varint,18,opt,name=output_index,json=outputIndex,proto3" json:"output_index,omitempty"`
+	Tokens      []int32       `protobuf:"varint,19,rep,packed,name=tokens,proto3" json:"tokens,omitempty"`
+	Origins     []TokenOrigin `protobuf:"varint,20,rep,packed,name=origins,proto3,enum=tandem.v1.TokenOrigin" json:"origins,omitempty"`
+	// How many of tokens this round committed; those before are of rounds that were not described.
+	Committed     int32 `protobuf:"varint,21,opt,name=committed,proto3" json:"committed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchEvent) Reset() {
+	*x = WatchEvent{}
+	mi := &file_tandem_v1_target_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchEvent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchEvent) ProtoMessage() {}
+
+func (x *WatchEvent) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_target_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchEvent.ProtoReflect.Descriptor instead.
+func (*WatchEvent) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *WatchEvent) GetWatch() uint64 {
+	if x != nil {
+		return x.Watch
+	}
+	return 0
+}
+
+func (x *WatchEvent) GetKind() WatchKind {
+	if x != nil {
+		return x.Kind
+	}
+	return WatchKind_WATCH_KIND_UNSPECIFIED
+}
+
+func (x *WatchEvent) GetNumber() int32 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *WatchEvent) GetStartUnixMicros() int64 {
+	if x != nil {
+		return x.StartUnixMicros
+	}
+	return 0
+}
+
+func (x *WatchEvent) GetProposedUs() int64 {
+	if x != nil {
+		return x.ProposedUs
+	}
+	return 0
+}
+
+func (x *WatchEvent) GetDraftUs() int64 {
+	if x != nil {
+		return x.DraftUs
+	}
+	return 0
+}
+
+func (x *WatchEvent) GetStepBeginUs() int64 {
+	if x != nil {
+		return x.StepBeginUs
+	}
+	return 0
+}
+
+func (x *WatchEvent) GetStepEndUs() int64 {
+	if x != nil {
+		return x.StepEndUs
+	}
+	return 0
+}
+
+func (x *WatchEvent) GetEngineUs() int64 {
+	if x != nil {
+		return x.EngineUs
+	}
+	return 0
+}
+
+func (x *WatchEvent) GetEndUs() int64 {
+	if x != nil {
+		return x.EndUs
+	}
+	return 0
+}
+
+func (x *WatchEvent) GetRows() int32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *WatchEvent) GetBatchRows() int32 {
+	if x != nil {
+		return x.BatchRows
+	}
+	return 0
+}
+
+func (x *WatchEvent) GetPosition() int32 {
+	if x != nil {
+		return x.Position
+	}
+	return 0
+}
+
+func (x *WatchEvent) GetNodeTokens() []int32 {
+	if x != nil {
+		return x.NodeTokens
+	}
+	return nil
+}
+
+func (x *WatchEvent) GetNodeParents() []int32 {
+	if x != nil {
+		return x.NodeParents
+	}
+	return nil
+}
+
+func (x *WatchEvent) GetNodeOrigins() []TokenOrigin {
+	if x != nil {
+		return x.NodeOrigins
+	}
+	return nil
+}
+
+func (x *WatchEvent) GetPath() []int32 {
+	if x != nil {
+		return x.Path
+	}
+	return nil
+}
+
+func (x *WatchEvent) GetOutputIndex() int32 {
+	if x != nil {
+		return x.OutputIndex
+	}
+	return 0
+}
+
+func (x *WatchEvent) GetTokens() []int32 {
+	if x != nil {
+		return x.Tokens
+	}
+	return nil
+}
+
+func (x *WatchEvent) GetOrigins() []TokenOrigin {
+	if x != nil {
+		return x.Origins
+	}
+	return nil
+}
+
+func (x *WatchEvent) GetCommitted() int32 {
+	if x != nil {
+		return x.Committed
+	}
+	return 0
 }
 
 type ReadAheadRequest struct {
@@ -95,7 +534,7 @@ type ReadAheadRequest struct {
 
 func (x *ReadAheadRequest) Reset() {
 	*x = ReadAheadRequest{}
-	mi := &file_tandem_v1_target_proto_msgTypes[0]
+	mi := &file_tandem_v1_target_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -107,7 +546,7 @@ func (x *ReadAheadRequest) String() string {
 func (*ReadAheadRequest) ProtoMessage() {}
 
 func (x *ReadAheadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[0]
+	mi := &file_tandem_v1_target_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -120,7 +559,7 @@ func (x *ReadAheadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadAheadRequest.ProtoReflect.Descriptor instead.
 func (*ReadAheadRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{0}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ReadAheadRequest) GetRequestId() string {
@@ -154,7 +593,7 @@ type ReadAheadResponse struct {
 
 func (x *ReadAheadResponse) Reset() {
 	*x = ReadAheadResponse{}
-	mi := &file_tandem_v1_target_proto_msgTypes[1]
+	mi := &file_tandem_v1_target_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -166,7 +605,7 @@ func (x *ReadAheadResponse) String() string {
 func (*ReadAheadResponse) ProtoMessage() {}
 
 func (x *ReadAheadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[1]
+	mi := &file_tandem_v1_target_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -179,7 +618,7 @@ func (x *ReadAheadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadAheadResponse.ProtoReflect.Descriptor instead.
 func (*ReadAheadResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{1}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ReadAheadResponse) GetAccepted() bool {
@@ -216,14 +655,17 @@ type DecodeRequest struct {
 	// Use of the worker's prefix cache, which changes time and no token; absent = as the zero value.
 	Cache *CacheUse `protobuf:"bytes,14,opt,name=cache,proto3" json:"cache,omitempty"`
 	// Another worker that may hold a longer state of the prompt than this one, for PeerService; absent = nobody is known.
-	Peer          *PeerHint `protobuf:"bytes,15,opt,name=peer,proto3" json:"peer,omitempty"`
+	Peer *PeerHint `protobuf:"bytes,15,opt,name=peer,proto3" json:"peer,omitempty"`
+	// Names the request in WatchRounds: drawn at random by the gateway, so that no client can choose that of another. 0 =
+	// the request is not shown.
+	Watch         uint64 `protobuf:"varint,16,opt,name=watch,proto3" json:"watch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DecodeRequest) Reset() {
 	*x = DecodeRequest{}
-	mi := &file_tandem_v1_target_proto_msgTypes[2]
+	mi := &file_tandem_v1_target_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -235,7 +677,7 @@ func (x *DecodeRequest) String() string {
 func (*DecodeRequest) ProtoMessage() {}
 
 func (x *DecodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[2]
+	mi := &file_tandem_v1_target_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -248,7 +690,7 @@ func (x *DecodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecodeRequest.ProtoReflect.Descriptor instead.
 func (*DecodeRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{2}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *DecodeRequest) GetRequestId() string {
@@ -356,6 +798,13 @@ func (x *DecodeRequest) GetPeer() *PeerHint {
 	return nil
 }
 
+func (x *DecodeRequest) GetWatch() uint64 {
+	if x != nil {
+		return x.Watch
+	}
+	return 0
+}
+
 // PeerHint names a worker with the same contract id that is believed to hold a state of the prompt.
 type PeerHint struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
@@ -370,7 +819,7 @@ type PeerHint struct {
 
 func (x *PeerHint) Reset() {
 	*x = PeerHint{}
-	mi := &file_tandem_v1_target_proto_msgTypes[3]
+	mi := &file_tandem_v1_target_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -382,7 +831,7 @@ func (x *PeerHint) String() string {
 func (*PeerHint) ProtoMessage() {}
 
 func (x *PeerHint) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[3]
+	mi := &file_tandem_v1_target_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -395,7 +844,7 @@ func (x *PeerHint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerHint.ProtoReflect.Descriptor instead.
 func (*PeerHint) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{3}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *PeerHint) GetWorkerId() string {
@@ -435,7 +884,7 @@ type CacheUse struct {
 
 func (x *CacheUse) Reset() {
 	*x = CacheUse{}
-	mi := &file_tandem_v1_target_proto_msgTypes[4]
+	mi := &file_tandem_v1_target_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -447,7 +896,7 @@ func (x *CacheUse) String() string {
 func (*CacheUse) ProtoMessage() {}
 
 func (x *CacheUse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[4]
+	mi := &file_tandem_v1_target_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -460,7 +909,7 @@ func (x *CacheUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CacheUse.ProtoReflect.Descriptor instead.
 func (*CacheUse) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{4}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *CacheUse) GetOff() bool {
@@ -502,7 +951,7 @@ type Guide struct {
 
 func (x *Guide) Reset() {
 	*x = Guide{}
-	mi := &file_tandem_v1_target_proto_msgTypes[5]
+	mi := &file_tandem_v1_target_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -514,7 +963,7 @@ func (x *Guide) String() string {
 func (*Guide) ProtoMessage() {}
 
 func (x *Guide) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[5]
+	mi := &file_tandem_v1_target_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -527,7 +976,7 @@ func (x *Guide) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guide.ProtoReflect.Descriptor instead.
 func (*Guide) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{5}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Guide) GetReasoning() *Reasoning {
@@ -578,7 +1027,7 @@ type Reasoning struct {
 
 func (x *Reasoning) Reset() {
 	*x = Reasoning{}
-	mi := &file_tandem_v1_target_proto_msgTypes[6]
+	mi := &file_tandem_v1_target_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -590,7 +1039,7 @@ func (x *Reasoning) String() string {
 func (*Reasoning) ProtoMessage() {}
 
 func (x *Reasoning) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[6]
+	mi := &file_tandem_v1_target_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -603,7 +1052,7 @@ func (x *Reasoning) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reasoning.ProtoReflect.Descriptor instead.
 func (*Reasoning) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{6}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Reasoning) GetOpen() []int32 {
@@ -677,7 +1126,7 @@ type DecodeResponse struct {
 
 func (x *DecodeResponse) Reset() {
 	*x = DecodeResponse{}
-	mi := &file_tandem_v1_target_proto_msgTypes[7]
+	mi := &file_tandem_v1_target_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -689,7 +1138,7 @@ func (x *DecodeResponse) String() string {
 func (*DecodeResponse) ProtoMessage() {}
 
 func (x *DecodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[7]
+	mi := &file_tandem_v1_target_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -702,7 +1151,7 @@ func (x *DecodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecodeResponse.ProtoReflect.Descriptor instead.
 func (*DecodeResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{7}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DecodeResponse) GetEvent() isDecodeResponse_Event {
@@ -789,7 +1238,7 @@ type Admitted struct {
 
 func (x *Admitted) Reset() {
 	*x = Admitted{}
-	mi := &file_tandem_v1_target_proto_msgTypes[8]
+	mi := &file_tandem_v1_target_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -801,7 +1250,7 @@ func (x *Admitted) String() string {
 func (*Admitted) ProtoMessage() {}
 
 func (x *Admitted) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[8]
+	mi := &file_tandem_v1_target_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -814,7 +1263,7 @@ func (x *Admitted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admitted.ProtoReflect.Descriptor instead.
 func (*Admitted) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{8}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Admitted) GetWorkerId() string {
@@ -847,7 +1296,7 @@ type Prefilled struct {
 
 func (x *Prefilled) Reset() {
 	*x = Prefilled{}
-	mi := &file_tandem_v1_target_proto_msgTypes[9]
+	mi := &file_tandem_v1_target_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -859,7 +1308,7 @@ func (x *Prefilled) String() string {
 func (*Prefilled) ProtoMessage() {}
 
 func (x *Prefilled) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[9]
+	mi := &file_tandem_v1_target_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -872,7 +1321,7 @@ func (x *Prefilled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prefilled.ProtoReflect.Descriptor instead.
 func (*Prefilled) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{9}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Prefilled) GetTokens() int32 {
@@ -917,7 +1366,7 @@ type Committed struct {
 
 func (x *Committed) Reset() {
 	*x = Committed{}
-	mi := &file_tandem_v1_target_proto_msgTypes[10]
+	mi := &file_tandem_v1_target_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -929,7 +1378,7 @@ func (x *Committed) String() string {
 func (*Committed) ProtoMessage() {}
 
 func (x *Committed) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[10]
+	mi := &file_tandem_v1_target_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -942,7 +1391,7 @@ func (x *Committed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Committed.ProtoReflect.Descriptor instead.
 func (*Committed) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{10}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Committed) GetTokens() []int32 {
@@ -977,7 +1426,7 @@ type PositionLogprobs struct {
 
 func (x *PositionLogprobs) Reset() {
 	*x = PositionLogprobs{}
-	mi := &file_tandem_v1_target_proto_msgTypes[11]
+	mi := &file_tandem_v1_target_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -989,7 +1438,7 @@ func (x *PositionLogprobs) String() string {
 func (*PositionLogprobs) ProtoMessage() {}
 
 func (x *PositionLogprobs) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[11]
+	mi := &file_tandem_v1_target_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1002,7 +1451,7 @@ func (x *PositionLogprobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PositionLogprobs.ProtoReflect.Descriptor instead.
 func (*PositionLogprobs) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{11}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *PositionLogprobs) GetLogprob() float32 {
@@ -1033,7 +1482,7 @@ type Finished struct {
 
 func (x *Finished) Reset() {
 	*x = Finished{}
-	mi := &file_tandem_v1_target_proto_msgTypes[12]
+	mi := &file_tandem_v1_target_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1045,7 +1494,7 @@ func (x *Finished) String() string {
 func (*Finished) ProtoMessage() {}
 
 func (x *Finished) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[12]
+	mi := &file_tandem_v1_target_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1058,7 +1507,7 @@ func (x *Finished) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finished.ProtoReflect.Descriptor instead.
 func (*Finished) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{12}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Finished) GetReason() FinishReason {
@@ -1093,14 +1542,46 @@ var File_tandem_v1_target_proto protoreflect.FileDescriptor
 
 const file_tandem_v1_target_proto_rawDesc = "" +
 	"\n" +
-	"\x16tandem/v1/target.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"t\n" +
+	"\x16tandem/v1/target.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\":\n" +
+	"\x12WatchRoundsRequest\x12$\n" +
+	"\x0emax_per_second\x18\x01 \x01(\x05R\fmaxPerSecond\"\\\n" +
+	"\x13WatchRoundsResponse\x12+\n" +
+	"\x05event\x18\x01 \x01(\v2\x15.tandem.v1.WatchEventR\x05event\x12\x18\n" +
+	"\adropped\x18\x02 \x01(\x04R\adropped\"\xb1\x05\n" +
+	"\n" +
+	"WatchEvent\x12\x14\n" +
+	"\x05watch\x18\x01 \x01(\x04R\x05watch\x12(\n" +
+	"\x04kind\x18\x02 \x01(\x0e2\x14.tandem.v1.WatchKindR\x04kind\x12\x16\n" +
+	"\x06number\x18\x03 \x01(\x05R\x06number\x12*\n" +
+	"\x11start_unix_micros\x18\x04 \x01(\x03R\x0fstartUnixMicros\x12\x1f\n" +
+	"\vproposed_us\x18\x05 \x01(\x03R\n" +
+	"proposedUs\x12\x19\n" +
+	"\bdraft_us\x18\x06 \x01(\x03R\adraftUs\x12\"\n" +
+	"\rstep_begin_us\x18\a \x01(\x03R\vstepBeginUs\x12\x1e\n" +
+	"\vstep_end_us\x18\b \x01(\x03R\tstepEndUs\x12\x1b\n" +
+	"\tengine_us\x18\t \x01(\x03R\bengineUs\x12\x15\n" +
+	"\x06end_us\x18\n" +
+	" \x01(\x03R\x05endUs\x12\x12\n" +
+	"\x04rows\x18\v \x01(\x05R\x04rows\x12\x1d\n" +
+	"\n" +
+	"batch_rows\x18\f \x01(\x05R\tbatchRows\x12\x1a\n" +
+	"\bposition\x18\r \x01(\x05R\bposition\x12\x1f\n" +
+	"\vnode_tokens\x18\x0e \x03(\x05R\n" +
+	"nodeTokens\x12!\n" +
+	"\fnode_parents\x18\x0f \x03(\x05R\vnodeParents\x129\n" +
+	"\fnode_origins\x18\x10 \x03(\x0e2\x16.tandem.v1.TokenOriginR\vnodeOrigins\x12\x12\n" +
+	"\x04path\x18\x11 \x03(\x05R\x04path\x12!\n" +
+	"\foutput_index\x18\x12 \x01(\x05R\voutputIndex\x12\x16\n" +
+	"\x06tokens\x18\x13 \x03(\x05R\x06tokens\x120\n" +
+	"\aorigins\x18\x14 \x03(\x0e2\x16.tandem.v1.TokenOriginR\aorigins\x12\x1c\n" +
+	"\tcommitted\x18\x15 \x01(\x05R\tcommitted\"t\n" +
 	"\x10ReadAheadRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12#\n" +
 	"\rprompt_tokens\x18\x02 \x03(\x05R\fpromptTokens\x12\x1c\n" +
 	"\tisolation\x18\x03 \x01(\tR\tisolation\"/\n" +
 	"\x11ReadAheadResponse\x12\x1a\n" +
-	"\baccepted\x18\x01 \x01(\bR\baccepted\"\xc8\x04\n" +
+	"\baccepted\x18\x01 \x01(\bR\baccepted\"\xde\x04\n" +
 	"\rDecodeRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12#\n" +
@@ -1120,7 +1601,8 @@ const file_tandem_v1_target_proto_rawDesc = "" +
 	"\ffairness_key\x18\f \x01(\x04R\vfairnessKey\x12\x1a\n" +
 	"\bpriority\x18\r \x01(\x05R\bpriority\x12)\n" +
 	"\x05cache\x18\x0e \x01(\v2\x13.tandem.v1.CacheUseR\x05cache\x12'\n" +
-	"\x04peer\x18\x0f \x01(\v2\x13.tandem.v1.PeerHintR\x04peer\"Y\n" +
+	"\x04peer\x18\x0f \x01(\v2\x13.tandem.v1.PeerHintR\x04peer\x12\x14\n" +
+	"\x05watch\x18\x10 \x01(\x04R\x05watch\"Y\n" +
 	"\bPeerHint\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x16\n" +
@@ -1175,16 +1657,29 @@ const file_tandem_v1_target_proto_rawDesc = "" +
 	"\atimings\x18\x03 \x01(\v2\x12.tandem.v1.TimingsR\atimings\x123\n" +
 	"\n" +
 	"close_kind\x18\x04 \x01(\x0e2\x14.tandem.v1.CloseKindR\tcloseKindB\r\n" +
-	"\v_stop_token*~\n" +
+	"\v_stop_token*h\n" +
+	"\tWatchKind\x12\x1a\n" +
+	"\x16WATCH_KIND_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10WATCH_KIND_ROUND\x10\x01\x12\x15\n" +
+	"\x11WATCH_KIND_PROMPT\x10\x02\x12\x12\n" +
+	"\x0eWATCH_KIND_END\x10\x03*\xaa\x01\n" +
+	"\vTokenOrigin\x12\x1c\n" +
+	"\x18TOKEN_ORIGIN_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13TOKEN_ORIGIN_ANCHOR\x10\x01\x12\x16\n" +
+	"\x12TOKEN_ORIGIN_PLAIN\x10\x02\x12\x16\n" +
+	"\x12TOKEN_ORIGIN_DRAFT\x10\x03\x12\x17\n" +
+	"\x13TOKEN_ORIGIN_LOOKUP\x10\x04\x12\x1b\n" +
+	"\x17TOKEN_ORIGIN_CONSTRAINT\x10\x05*~\n" +
 	"\tCloseKind\x12\x1a\n" +
 	"\x16CLOSE_KIND_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fCLOSE_KIND_NONE\x10\x01\x12\x16\n" +
 	"\x12CLOSE_KIND_NATURAL\x10\x02\x12\x13\n" +
 	"\x0fCLOSE_KIND_SOFT\x10\x03\x12\x13\n" +
-	"\x0fCLOSE_KIND_HARD\x10\x042\x98\x01\n" +
+	"\x0fCLOSE_KIND_HARD\x10\x042\xe8\x01\n" +
 	"\rTargetService\x12?\n" +
 	"\x06Decode\x12\x18.tandem.v1.DecodeRequest\x1a\x19.tandem.v1.DecodeResponse0\x01\x12F\n" +
-	"\tReadAhead\x12\x1b.tandem.v1.ReadAheadRequest\x1a\x1c.tandem.v1.ReadAheadResponseB\x9e\x01\n" +
+	"\tReadAhead\x12\x1b.tandem.v1.ReadAheadRequest\x1a\x1c.tandem.v1.ReadAheadResponse\x12N\n" +
+	"\vWatchRounds\x12\x1d.tandem.v1.WatchRoundsRequest\x1a\x1e.tandem.v1.WatchRoundsResponse0\x01B\x9e\x01\n" +
 	"\rcom.tandem.v1B\vTargetProtoP\x01Z;github.com/tandem-inference/tandem/proto/tandem/v1;tandemv1\xa2\x02\x03TXX\xaa\x02\tTandem.V1\xca\x02\tTandem\\V1\xe2\x02\x15Tandem\\V1\\GPBMetadata\xea\x02\n" +
 	"Tandem::V1b\x06proto3"
 
@@ -1200,56 +1695,67 @@ func file_tandem_v1_target_proto_rawDescGZIP() []byte {
 	return file_tandem_v1_target_proto_rawDescData
 }
 
-var file_tandem_v1_target_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_tandem_v1_target_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_tandem_v1_target_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_tandem_v1_target_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_tandem_v1_target_proto_goTypes = []any{
-	(CloseKind)(0),            // 0: tandem.v1.CloseKind
-	(*ReadAheadRequest)(nil),  // 1: tandem.v1.ReadAheadRequest
-	(*ReadAheadResponse)(nil), // 2: tandem.v1.ReadAheadResponse
-	(*DecodeRequest)(nil),     // 3: tandem.v1.DecodeRequest
-	(*PeerHint)(nil),          // 4: tandem.v1.PeerHint
-	(*CacheUse)(nil),          // 5: tandem.v1.CacheUse
-	(*Guide)(nil),             // 6: tandem.v1.Guide
-	(*Reasoning)(nil),         // 7: tandem.v1.Reasoning
-	(*DecodeResponse)(nil),    // 8: tandem.v1.DecodeResponse
-	(*Admitted)(nil),          // 9: tandem.v1.Admitted
-	(*Prefilled)(nil),         // 10: tandem.v1.Prefilled
-	(*Committed)(nil),         // 11: tandem.v1.Committed
-	(*PositionLogprobs)(nil),  // 12: tandem.v1.PositionLogprobs
-	(*Finished)(nil),          // 13: tandem.v1.Finished
-	(*Sampling)(nil),          // 14: tandem.v1.Sampling
-	(*Speculation)(nil),       // 15: tandem.v1.Speculation
-	(*TokenLogprob)(nil),      // 16: tandem.v1.TokenLogprob
-	(FinishReason)(0),         // 17: tandem.v1.FinishReason
-	(*Timings)(nil),           // 18: tandem.v1.Timings
+	(WatchKind)(0),              // 0: tandem.v1.WatchKind
+	(TokenOrigin)(0),            // 1: tandem.v1.TokenOrigin
+	(CloseKind)(0),              // 2: tandem.v1.CloseKind
+	(*WatchRoundsRequest)(nil),  // 3: tandem.v1.WatchRoundsRequest
+	(*WatchRoundsResponse)(nil), // 4: tandem.v1.WatchRoundsResponse
+	(*WatchEvent)(nil),          // 5: tandem.v1.WatchEvent
+	(*ReadAheadRequest)(nil),    // 6: tandem.v1.ReadAheadRequest
+	(*ReadAheadResponse)(nil),   // 7: tandem.v1.ReadAheadResponse
+	(*DecodeRequest)(nil),       // 8: tandem.v1.DecodeRequest
+	(*PeerHint)(nil),            // 9: tandem.v1.PeerHint
+	(*CacheUse)(nil),            // 10: tandem.v1.CacheUse
+	(*Guide)(nil),               // 11: tandem.v1.Guide
+	(*Reasoning)(nil),           // 12: tandem.v1.Reasoning
+	(*DecodeResponse)(nil),      // 13: tandem.v1.DecodeResponse
+	(*Admitted)(nil),            // 14: tandem.v1.Admitted
+	(*Prefilled)(nil),           // 15: tandem.v1.Prefilled
+	(*Committed)(nil),           // 16: tandem.v1.Committed
+	(*PositionLogprobs)(nil),    // 17: tandem.v1.PositionLogprobs
+	(*Finished)(nil),            // 18: tandem.v1.Finished
+	(*Sampling)(nil),            // 19: tandem.v1.Sampling
+	(*Speculation)(nil),         // 20: tandem.v1.Speculation
+	(*TokenLogprob)(nil),        // 21: tandem.v1.TokenLogprob
+	(FinishReason)(0),           // 22: tandem.v1.FinishReason
+	(*Timings)(nil),             // 23: tandem.v1.Timings
 }
 var file_tandem_v1_target_proto_depIdxs = []int32{
-	14, // 0: tandem.v1.DecodeRequest.sampling:type_name -> tandem.v1.Sampling
-	15, // 1: tandem.v1.DecodeRequest.speculation:type_name -> tandem.v1.Speculation
-	6,  // 2: tandem.v1.DecodeRequest.guide:type_name -> tandem.v1.Guide
-	5,  // 3: tandem.v1.DecodeRequest.cache:type_name -> tandem.v1.CacheUse
-	4,  // 4: tandem.v1.DecodeRequest.peer:type_name -> tandem.v1.PeerHint
-	7,  // 5: tandem.v1.Guide.reasoning:type_name -> tandem.v1.Reasoning
-	9,  // 6: tandem.v1.DecodeResponse.admitted:type_name -> tandem.v1.Admitted
-	10, // 7: tandem.v1.DecodeResponse.prefilled:type_name -> tandem.v1.Prefilled
-	11, // 8: tandem.v1.DecodeResponse.committed:type_name -> tandem.v1.Committed
-	13, // 9: tandem.v1.DecodeResponse.finished:type_name -> tandem.v1.Finished
-	12, // 10: tandem.v1.Prefilled.logprobs:type_name -> tandem.v1.PositionLogprobs
-	12, // 11: tandem.v1.Committed.logprobs:type_name -> tandem.v1.PositionLogprobs
-	0,  // 12: tandem.v1.Committed.close_kind:type_name -> tandem.v1.CloseKind
-	16, // 13: tandem.v1.PositionLogprobs.top:type_name -> tandem.v1.TokenLogprob
-	17, // 14: tandem.v1.Finished.reason:type_name -> tandem.v1.FinishReason
-	18, // 15: tandem.v1.Finished.timings:type_name -> tandem.v1.Timings
-	0,  // 16: tandem.v1.Finished.close_kind:type_name -> tandem.v1.CloseKind
-	3,  // 17: tandem.v1.TargetService.Decode:input_type -> tandem.v1.DecodeRequest
-	1,  // 18: tandem.v1.TargetService.ReadAhead:input_type -> tandem.v1.ReadAheadRequest
-	8,  // 19: tandem.v1.TargetService.Decode:output_type -> tandem.v1.DecodeResponse
-	2,  // 20: tandem.v1.TargetService.ReadAhead:output_type -> tandem.v1.ReadAheadResponse
-	19, // [19:21] is the sub-list for method output_type
-	17, // [17:19] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	5,  // 0: tandem.v1.WatchRoundsResponse.event:type_name -> tandem.v1.WatchEvent
+	0,  // 1: tandem.v1.WatchEvent.kind:type_name -> tandem.v1.WatchKind
+	1,  // 2: tandem.v1.WatchEvent.node_origins:type_name -> tandem.v1.TokenOrigin
+	1,  // 3: tandem.v1.WatchEvent.origins:type_name -> tandem.v1.TokenOrigin
+	19, // 4: tandem.v1.DecodeRequest.sampling:type_name -> tandem.v1.Sampling
+	20, // 5: tandem.v1.DecodeRequest.speculation:type_name -> tandem.v1.Speculation
+	11, // 6: tandem.v1.DecodeRequest.guide:type_name -> tandem.v1.Guide
+	10, // 7: tandem.v1.DecodeRequest.cache:type_name -> tandem.v1.CacheUse
+	9,  // 8: tandem.v1.DecodeRequest.peer:type_name -> tandem.v1.PeerHint
+	12, // 9: tandem.v1.Guide.reasoning:type_name -> tandem.v1.Reasoning
+	14, // 10: tandem.v1.DecodeResponse.admitted:type_name -> tandem.v1.Admitted
+	15, // 11: tandem.v1.DecodeResponse.prefilled:type_name -> tandem.v1.Prefilled
+	16, // 12: tandem.v1.DecodeResponse.committed:type_name -> tandem.v1.Committed
+	18, // 13: tandem.v1.DecodeResponse.finished:type_name -> tandem.v1.Finished
+	17, // 14: tandem.v1.Prefilled.logprobs:type_name -> tandem.v1.PositionLogprobs
+	17, // 15: tandem.v1.Committed.logprobs:type_name -> tandem.v1.PositionLogprobs
+	2,  // 16: tandem.v1.Committed.close_kind:type_name -> tandem.v1.CloseKind
+	21, // 17: tandem.v1.PositionLogprobs.top:type_name -> tandem.v1.TokenLogprob
+	22, // 18: tandem.v1.Finished.reason:type_name -> tandem.v1.FinishReason
+	23, // 19: tandem.v1.Finished.timings:type_name -> tandem.v1.Timings
+	2,  // 20: tandem.v1.Finished.close_kind:type_name -> tandem.v1.CloseKind
+	8,  // 21: tandem.v1.TargetService.Decode:input_type -> tandem.v1.DecodeRequest
+	6,  // 22: tandem.v1.TargetService.ReadAhead:input_type -> tandem.v1.ReadAheadRequest
+	3,  // 23: tandem.v1.TargetService.WatchRounds:input_type -> tandem.v1.WatchRoundsRequest
+	13, // 24: tandem.v1.TargetService.Decode:output_type -> tandem.v1.DecodeResponse
+	7,  // 25: tandem.v1.TargetService.ReadAhead:output_type -> tandem.v1.ReadAheadResponse
+	4,  // 26: tandem.v1.TargetService.WatchRounds:output_type -> tandem.v1.WatchRoundsResponse
+	24, // [24:27] is the sub-list for method output_type
+	21, // [21:24] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_tandem_v1_target_proto_init() }
@@ -1258,21 +1764,21 @@ func file_tandem_v1_target_proto_init() {
 		return
 	}
 	file_tandem_v1_common_proto_init()
-	file_tandem_v1_target_proto_msgTypes[6].OneofWrappers = []any{}
-	file_tandem_v1_target_proto_msgTypes[7].OneofWrappers = []any{
+	file_tandem_v1_target_proto_msgTypes[9].OneofWrappers = []any{}
+	file_tandem_v1_target_proto_msgTypes[10].OneofWrappers = []any{
 		(*DecodeResponse_Admitted)(nil),
 		(*DecodeResponse_Prefilled)(nil),
 		(*DecodeResponse_Committed)(nil),
 		(*DecodeResponse_Finished)(nil),
 	}
-	file_tandem_v1_target_proto_msgTypes[12].OneofWrappers = []any{}
+	file_tandem_v1_target_proto_msgTypes[15].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_v1_target_proto_rawDesc), len(file_tandem_v1_target_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   13,
+			NumEnums:      3,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -19,8 +19,9 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	TargetService_Decode_FullMethodName    = "/tandem.v1.TargetService/Decode"
-	TargetService_ReadAhead_FullMethodName = "/tandem.v1.TargetService/ReadAhead"
+	TargetService_Decode_FullMethodName      = "/tandem.v1.TargetService/Decode"
+	TargetService_ReadAhead_FullMethodName   = "/tandem.v1.TargetService/ReadAhead"
+	TargetService_WatchRounds_FullMethodName = "/tandem.v1.TargetService/WatchRounds"
 )
 
 // TargetServiceClient is the client API for TargetService service.
@@ -38,6 +39,11 @@ type TargetServiceClient interface {
 	// once; a request stops the reading, which goes on later. Of many prompts the oldest are given up. It may be
 	// repeated.
 	ReadAhead(ctx context.Context, in *ReadAheadRequest, opts ...grpc.CallOption) (*ReadAheadResponse, error)
+	// WatchRounds streams what the worker's rounds and prompt steps do, for a page that shows it. Only while somebody
+	// watches does the worker note anything. A watcher that reads slowly loses events, which are counted. The stream ends
+	// with the caller's cancel, and with UNAVAILABLE when the worker drains. It may be opened again at any time.
+	// RESOURCE_EXHAUSTED: too many watch already.
+	WatchRounds(ctx context.Context, in *WatchRoundsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchRoundsResponse], error)
 }
 
 type targetServiceClient struct {
@@ -77,6 +83,25 @@ func (c *targetServiceClient) ReadAhead(ctx context.Context, in *ReadAheadReques
 	return out, nil
 }
 
+func (c *targetServiceClient) WatchRounds(ctx context.Context, in *WatchRoundsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchRoundsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &TargetService_ServiceDesc.Streams[1], TargetService_WatchRounds_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WatchRoundsRequest, WatchRoundsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type TargetService_WatchRoundsClient = grpc.ServerStreamingClient[WatchRoundsResponse]
+
 // TargetServiceServer is the server API for TargetService service.
 // All implementations must embed UnimplementedTargetServiceServer
 // for forward compatibility.
@@ -92,6 +117,11 @@ type TargetServiceServer interface {
 	// once; a request stops the reading, which goes on later. Of many prompts the oldest are given up. It may be
 	// repeated.
 	ReadAhead(context.Context, *ReadAheadRequest) (*ReadAheadResponse, error)
+	// WatchRounds streams what the worker's rounds and prompt steps do, for a page that shows it. Only while somebody
+	// watches does the worker note anything. A watcher that reads slowly loses events, which are counted. The stream ends
+	// with the caller's cancel, and with UNAVAILABLE when the worker drains. It may be opened again at any time.
+	// RESOURCE_EXHAUSTED: too many watch already.
+	WatchRounds(*WatchRoundsRequest, grpc.ServerStreamingServer[WatchRoundsResponse]) error
 	mustEmbedUnimplementedTargetServiceServer()
 }
 
@@ -107,6 +137,9 @@ func (UnimplementedTargetServiceServer) Decode(*DecodeRequest, grpc.ServerStream
 }
 func (UnimplementedTargetServiceServer) ReadAhead(context.Context, *ReadAheadRequest) (*ReadAheadResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReadAhead not implemented")
+}
+func (UnimplementedTargetServiceServer) WatchRounds(*WatchRoundsRequest, grpc.ServerStreamingServer[WatchRoundsResponse]) error {
+	return status.Error(codes.Unimplemented, "method WatchRounds not implemented")
 }
 func (UnimplementedTargetServiceServer) mustEmbedUnimplementedTargetServiceServer() {}
 func (UnimplementedTargetServiceServer) testEmbeddedByValue()                       {}
@@ -158,6 +191,17 @@ func _TargetService_ReadAhead_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _TargetService_WatchRounds_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchRoundsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(TargetServiceServer).WatchRounds(m, &grpc.GenericServerStream[WatchRoundsRequest, WatchRoundsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type TargetService_WatchRoundsServer = grpc.ServerStreamingServer[WatchRoundsResponse]
+
 // TargetService_ServiceDesc is the grpc.ServiceDesc for TargetService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -174,6 +218,11 @@ var TargetService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Decode",
 			Handler:       _TargetService_Decode_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "WatchRounds",
+			Handler:       _TargetService_WatchRounds_Handler,
 			ServerStreams: true,
 		},
 	},

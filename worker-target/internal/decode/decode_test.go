@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/output"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
+	"github.com/tandem-inference/tandem/worker-target/internal/watch"
 	"go.uber.org/goleak"
 )
 
@@ -80,6 +81,8 @@ func (k *knowing) Ask(a drafts.Ask) { k.ask = a; k.asked++ }
 func (k *knowing) Close()           {}
 
 func (k *knowing) Forget() {}
+
+func (k *knowing) Work() time.Duration { return 0 }
 func (k *knowing) Poll(tree *ddtree.Tree) (drafts.Outcome, bool) {
 	return k.Wait(context.Background(), tree), true
 }
@@ -108,7 +111,8 @@ func (d *discard) Committed(tokens []int32, _ []*tandemv1.PositionLogprobs, _ ta
 	return nil
 }
 
-// TestSteadyStateDoesNotAllocate: a request of a thousand rounds allocates no more than one of a hundred.
+// TestSteadyStateDoesNotAllocate: a request of a thousand rounds allocates no more than one of a hundred, while nobody
+// watches.
 func TestSteadyStateDoesNotAllocate(t *testing.T) {
 	for _, mode := range []tandemv1.SpeculationMode{
 		tandemv1.SpeculationMode_SPECULATION_MODE_OFF, tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN,
@@ -116,8 +120,9 @@ func TestSteadyStateDoesNotAllocate(t *testing.T) {
 		tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP,
 	} {
 		e, drafter := &counting{}, &knowing{}
-		slot := NewSlot(Config{RingRows: 256}, auto.New(), drafter)
-		request := &Request{Prompt: []int32{1, 2, 3}, Sampler: engine.DefaultSampler(), Mode: mode, TopLogprobs: -1}
+		slot := NewSlot(Config{RingRows: 256, Watch: watch.New()}, auto.New(), drafter)
+		request := &Request{Prompt: []int32{1, 2, 3}, Sampler: engine.DefaultSampler(), Mode: mode, TopLogprobs: -1,
+			Watch: 1}
 		run := func(tokens int) float64 {
 			request.Max = tokens
 			return testing.AllocsPerRun(3, func() {

@@ -71,6 +71,8 @@ func (f *flaky) Ready() bool { return f.random.IntN(48) == 0 }
 func (f *flaky) Close()      {}
 func (f *flaky) Forget()     {}
 
+func (f *flaky) Work() time.Duration { return 0 }
+
 func (f *flaky) Ask(a drafts.Ask) {
 	f.ask = a
 	f.asked++

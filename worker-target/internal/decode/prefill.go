@@ -30,6 +30,7 @@ func (s *Slot) prefill(ctx context.Context) error {
 		}
 		end, kind := s.nextStep(at, len(prompt))
 		s.trace.piece(at)
+		began := s.watch.BeginKnown()
 		n, err := s.runKnown(ctx, kind, prompt[at:s.reading.Stop(at, end)], func(i int, row *engine.Row) (bool, error) {
 			switch p := at + i; {
 			case p+1 == len(prompt) && s.req.Max > 0:
@@ -45,6 +46,8 @@ func (s *Slot) prefill(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		verify, _ := s.seq.Result().Times()
+		s.watch.Known(began, at, n, verify)
 		if s.req.PromptLogprobs {
 			for i := range min(n, len(prompt)-1-at) {
 				scores = append(scores, s.seq.Result().Scored(i))
@@ -221,6 +224,7 @@ func (s *Slot) first(ctx context.Context) (tandemv1.FinishReason, error) {
 	s.trace.begin("decode")
 	s.begin()
 	reason := s.accept(s.seq.Result().Rows() - 1)
+	s.watch.First(len(s.answer)-len(s.out.Tokens()), s.out.Tokens())
 	s.spec.ObserveText(s.seq.Length())
 	if reason == unfinished {
 		if err := s.ask(ctx); err != nil {

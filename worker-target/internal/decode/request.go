@@ -30,6 +30,8 @@ type Request struct {
 	Priority       int   // requests with a higher one give up their memory later
 	Place          Place // nil = the request keeps its slot and its memory also while its client does not read
 	Arrived        time.Time
+	// Watch names the request to those who watch the worker, 0 = it is not shown.
+	Watch uint64
 }
 
 // Sink receives a request's output.

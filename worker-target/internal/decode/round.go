@@ -13,8 +13,10 @@ import (
 // round runs one round: wait for the proposal, verify, walk, ask for the next, emit.
 func (s *Slot) round(ctx context.Context) (tandemv1.FinishReason, error) {
 	before := s.seq.Length()
+	s.watch.Begin(s.roundBegan)
 	tree, added := s.wait(ctx)
 	rows := tree.Len()
+	s.watch.Step()
 	if err := s.verify(ctx, tree); err != nil {
 		s.trace.endStep(err)
 		return unfinished, err
@@ -29,6 +31,7 @@ func (s *Slot) round(ctx context.Context) (tandemv1.FinishReason, error) {
 	}
 	s.measure(ctx, wall, s.spec.Waited(), len(s.out.Tokens()))
 	s.endRound(rows, len(path)-1, len(s.out.Tokens()))
+	s.watchRound(tree, path, before)
 	s.spec.Observe(&speculate.Verified{
 		Before: before, After: s.seq.Length(), Path: path, Tokens: s.out.Tokens(), Added: added,
 		Others: result.Others(), OtherRequests: result.OtherRequests(), Beside: result.Beside(), Verify: verify, Wall: wall,
@@ -44,6 +47,7 @@ func (s *Slot) round(ctx context.Context) (tandemv1.FinishReason, error) {
 	if lost := s.flush(ctx); err == nil {
 		err = lost
 	}
+	s.watch.Flushed()
 	return reason, err
 }
 
@@ -52,8 +56,14 @@ func (s *Slot) wait(ctx context.Context) (tree *ddtree.Tree, added bool) {
 	at := s.at()
 	tree = s.spec.Wait(ctx, at)
 	s.attach(ctx, at.Length)
+	if s.watch.On() {
+		s.watch.Proposal(tree, s.origin(), s.spec.Extended())
+	}
 	cut, added := s.constraint.Fit(tree, min(s.info.MaxTreeRows, s.info.MaxBatchRows, at.Free, at.Left))
 	if cut || added {
+		if s.watch.On() {
+			s.watch.Fitted(tree)
+		}
 		s.spec.Changed(at)
 	}
 	return tree, added

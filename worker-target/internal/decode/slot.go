@@ -21,6 +21,7 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/inflight"
 	"github.com/tandem-inference/tandem/worker-target/internal/piece"
 	"github.com/tandem-inference/tandem/worker-target/internal/preempt"
+	"github.com/tandem-inference/tandem/worker-target/internal/watch"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 )
@@ -59,6 +60,8 @@ type Config struct {
 	Measures *Measures
 	// Tracer gets the spans of requests whose context has one that is recorded; nil = none.
 	Tracer trace.TracerProvider
+	// Watch gets what requests do while somebody watches; nil = nobody does.
+	Watch *watch.Feed
 }
 
 // Defaults of Config.
@@ -123,6 +126,7 @@ type Slot struct {
 	answer     []int32     // tokens after the prompt
 	line       []*streamed // steps of the prompt on their way, and then free ones
 	trace      tracing
+	watch      watch.Recorder
 	measures   *Measures
 	roundBegan time.Time
 }
@@ -133,7 +137,7 @@ func NewSlot(cfg Config, model *auto.Model, d Drafts) *Slot {
 	s := &Slot{
 		prefillChunk: cfg.PrefillChunk, markers: cfg.Markers, members: cfg.Members, readings: cfg.Readings,
 		model: model, features: features.New(cfg.RingRows), trace: newTracing(cfg.Tracer),
-		measures: cfg.Measures,
+		measures: cfg.Measures, watch: watch.NewRecorder(cfg.Watch),
 	}
 	s.reuse = reuse.New(cfg.Prefixes, reuse.All)
 	s.reader = reader{limit: cfg.SlowReader, gone: make(chan error, 1), timer: time.AfterFunc(time.Hour, s.leave)}
@@ -149,6 +153,8 @@ func NewSlot(cfg Config, model *auto.Model, d Drafts) *Slot {
 func (s *Slot) Run(ctx context.Context, e engine.Target, req *Request, sink Sink, stats *Stats) (Result, error) {
 	s.req, s.engine, s.info, s.stats = req, e, e.Info(), stats
 	s.trace.start(ctx)
+	s.watch.Start(req.Watch)
+	defer func() { s.watch.Finish(stats.Steps) }()
 	arrived := time.Now()
 	s.sampler = req.Sampler
 	s.sampler.PromptTokens = int32(len(req.Prompt))

@@ -2,6 +2,7 @@ package decode
 
 import (
 	"context"
+	"time"
 
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/telemetry"
@@ -31,6 +32,7 @@ type streamed struct {
 	tokens []int32
 	wait   func() (rows int, err error)
 	span   trace.Span // nil = it is not traced
+	began  time.Time  // zero = nobody watches it
 }
 
 // stream reads the prompt by steps that follow each other through an engine in stages, up to a position where the
@@ -55,6 +57,9 @@ func (s *Slot) stream(ctx context.Context) error {
 			done.span = nil
 		}
 		s.took(done, n)
+		if err == nil {
+			s.watch.Known(done.began, int(done.step.Rows[0].Position), n, 0)
+		}
 		if failed == nil {
 			failed = err
 		}
@@ -88,7 +93,7 @@ func (s *Slot) stream(ctx context.Context) error {
 // hand puts together the step of the prompt's tokens from at to end.
 func (s *Slot) hand(next *streamed, kind engine.GroupKind, at, end int) {
 	next.tokens = s.req.Prompt[at:end]
-	next.span = s.trace.streamed(at)
+	next.span, next.began = s.trace.streamed(at), s.watch.BeginKnown()
 	next.group[0] = engine.Group{Sequence: s.handle, Rows: end - at, Kind: kind, Commit: true, Trace: traceOf(next.span)}
 	next.step = engine.Step{Groups: next.group[:], Rows: next.step.Rows[:0], Features: s.features.Encoding()}
 	for i, token := range next.tokens {

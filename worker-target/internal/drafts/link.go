@@ -74,7 +74,8 @@ type Link struct {
 	cancel  context.CancelFunc
 	done    chan struct{}
 	timer   *time.Timer
-	sent    atomic.Int64 // position after the newest row that was sent; written by the sender
+	work    time.Duration // of the draft for the last proposal; of the decode loop
+	sent    atomic.Int64  // position after the newest row that was sent; written by the sender
 
 	mu       sync.Mutex
 	live     bool   // a stream is open
@@ -209,6 +210,7 @@ func (l *Link) Poll(tree *ddtree.Tree) (outcome Outcome, ok bool) {
 	}
 	limits := ddtree.Limits{Vocab: l.vocab, Nodes: ask.Budget, Depth: ask.Block - 1}
 	err := tree.Set(ask.Anchor, response.Tokens, response.Parents, response.Logprobs, limits)
+	l.work = work(response)
 	l.mu.Lock()
 	l.keep(response)
 	l.mu.Unlock()
@@ -218,6 +220,9 @@ func (l *Link) Poll(tree *ddtree.Tree) (outcome Outcome, ok bool) {
 	}
 	return Proposed, true
 }
+
+// Work is the time that the draft's engine and its tree took for the last proposal.
+func (l *Link) Work() time.Duration { return l.work }
 
 // keep takes a response back for the receiver. The caller holds mu.
 func (l *Link) keep(m *tandemv1.SpeculateResponse) {

@@ -320,6 +320,10 @@ func (m *Manager) measure(took time.Duration, r *tandemv1.SpeculateResponse) {
 	if m.cfg.LinkMeasure == nil {
 		return
 	}
-	work := time.Duration(r.AppendUs+r.ForwardUs+r.BuildUs) * time.Microsecond
-	m.cfg.LinkMeasure.Record(context.Background(), max(0, took-work).Seconds())
+	m.cfg.LinkMeasure.Record(context.Background(), max(0, took-work(r)).Seconds())
+}
+
+// work is the time that an answer took at the draft.
+func work(r *tandemv1.SpeculateResponse) time.Duration {
+	return time.Duration(r.AppendUs+r.ForwardUs+r.BuildUs) * time.Microsecond
 }

@@ -64,8 +64,8 @@ func check(m *tandemv1.DecodeRequest, info engine.Info) (*decode.Request, error)
 		Stop: m.StopTokens,
 		Mode: spec.GetMode(), Budget: int(spec.GetBudget()), Block: int(spec.GetBlock()),
 		TopLogprobs: int(m.TopLogprobs), PromptLogprobs: m.PromptLogprobs,
-		Priority: int(m.Priority),
-		Reuse:    reuse.Request{Hints: m.GetCache().GetHints(), Off: m.GetCache().GetOff(), SaveOnly: m.PromptLogprobs},
+		Priority: int(m.Priority), Watch: m.Watch,
+		Reuse: reuse.Request{Hints: m.GetCache().GetHints(), Off: m.GetCache().GetOff(), SaveOnly: m.PromptLogprobs},
 	}, nil
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/preempt"
 	"github.com/tandem-inference/tandem/worker-target/internal/prefix"
 	"github.com/tandem-inference/tandem/worker-target/internal/schedule"
+	"github.com/tandem-inference/tandem/worker-target/internal/watch"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
@@ -62,6 +63,7 @@ type Server struct {
 	deps     Deps
 	newSlot  func() *decode.Slot
 	members  *preempt.Pool // the requests that run
+	feed     *watch.Feed   // of those who watch them
 	draining atomic.Bool
 	ahead    ahead
 	sender   *peers.Server // nil = no states are sent
@@ -92,8 +94,8 @@ func New(workerID string, cfg decode.Config, deps Deps) *Server {
 	if deps.Log == nil {
 		deps.Log = zap.NewNop()
 	}
-	s := &Server{workerID: workerID, deps: deps, members: preempt.New()}
-	cfg.Members = s.members
+	s := &Server{workerID: workerID, deps: deps, members: preempt.New(), feed: watch.New()}
+	cfg.Members, cfg.Watch = s.members, s.feed
 	var d decode.Drafts
 	if deps.Drafts != nil {
 		d = managed{deps.Drafts}
@@ -178,8 +180,11 @@ func (s *Server) space(e engine.Target, isolation string) string {
 	return prefix.Space(s.contract(e), isolation)
 }
 
-// Drain makes the server refuse new requests.
-func (s *Server) Drain() { s.draining.Store(true) }
+// Drain makes the server refuse new requests. Watches end: they would last longer than the last request.
+func (s *Server) Drain() {
+	s.draining.Store(true)
+	s.feed.Close()
+}
 
 // places returns the slots of an engine. One that was opened again has slots of its own, perhaps of another number:
 // requests of the engine before end with it.

@@ -18,6 +18,8 @@ type Drafter interface {
 	Wait(ctx context.Context, tree *ddtree.Tree) drafts.Outcome
 	// Poll returns the answer without waiting; ok is false while there is none.
 	Poll(tree *ddtree.Tree) (outcome drafts.Outcome, ok bool)
+	// Work is the time that the draft's engine and its tree took for the last proposal, 0 = not known.
+	Work() time.Duration
 	// Forget gives up the answer to the last Ask.
 	Forget()
 	Close()

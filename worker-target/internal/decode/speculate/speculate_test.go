@@ -80,6 +80,7 @@ func (d *drafter) Ask(drafts.Ask)                                      {}
 func (d *drafter) Wait(context.Context, *ddtree.Tree) drafts.Outcome   { return d.outcome }
 func (d *drafter) Poll(*ddtree.Tree) (o drafts.Outcome, answered bool) { return d.outcome, true }
 func (d *drafter) Forget()                                             {}
+func (d *drafter) Work() time.Duration                                 { return 0 }
 func (d *drafter) Close()                                              {}
 func (d *drafter) Known() bool                                         { return d.known }
 func (d *drafter) Capture() *drafts.Capture                            { return nil }

@@ -124,6 +124,18 @@ func (s *Speculation) Proposer() string {
 // Waited is how long the round waited for its proposal, the reading of features for the question included.
 func (s *Speculation) Waited() time.Duration { return s.exchange.waited }
 
+// Extended is the number of nodes at the end of the round's tree that prompt lookup added to the draft's proposal, before
+// Observe.
+func (s *Speculation) Extended() int { return s.extension.nodes() }
+
+// DraftWork is the time that the draft itself took for the proposal that the round waited for; 0 = there was none.
+func (s *Speculation) DraftWork() time.Duration {
+	if !s.proposed {
+		return 0
+	}
+	return s.exchange.link.Work()
+}
+
 // Ask sends the draft the question that Plan announced. span is the id of the round's span, 0 = it has none.
 func (s *Speculation) Ask(at At, span uint64) {
 	mode := tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN

@@ -1,0 +1,120 @@
+package live
+
+import (
+	"strings"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/tokenizer"
+)
+
+// Event is a round, a step of a prompt or a request's end as a watcher sees it. Times are milliseconds from Start.
+type Event struct {
+	Type   string `json:"type"` // round, prompt, end
+	Worker string `json:"worker"`
+	Ref    uint64 `json:"ref"`
+	// ID of the watcher's own requests.
+	ID        string     `json:"id,omitempty"`
+	Choice    int        `json:"choice"`
+	Number    int32      `json:"n"`
+	Start     float64    `json:"start"` // milliseconds of the worker's clock
+	Proposed  float64    `json:"proposed"`
+	Draft     float64    `json:"draft"`
+	Step      [2]float64 `json:"step"`
+	Engine    float64    `json:"engine"`
+	End       float64    `json:"end"`
+	Rows      int32      `json:"rows"`
+	BatchRows int32      `json:"batch_rows"`
+	Position  int32      `json:"position"`
+	Accepted  int        `json:"accepted"`
+	Committed int32      `json:"committed"`
+	// Of the watcher's own requests: the tree with its accepted path, and output from Index on.
+	Nodes  []Node  `json:"nodes,omitempty"`
+	Path   []int32 `json:"path,omitempty"`
+	Index  int32   `json:"index"`
+	Tokens []Token `json:"tokens,omitempty"`
+	// Dropped counts what was lost on the way from the worker.
+	Dropped uint64 `json:"dropped,omitempty"`
+
+	choice *choice
+}
+
+// Node of a round's tree.
+type Node struct {
+	Text   string `json:"t"`
+	Parent int32  `json:"p"`
+	Origin string `json:"o"`
+}
+
+// Token of an output.
+type Token struct {
+	Text   string `json:"t"`
+	Origin string `json:"o"`
+}
+
+// origins are the names of TokenOrigin on the page.
+var origins = map[tandemv1.TokenOrigin]string{
+	tandemv1.TokenOrigin_TOKEN_ORIGIN_ANCHOR: "anchor", tandemv1.TokenOrigin_TOKEN_ORIGIN_PLAIN: "plain",
+	tandemv1.TokenOrigin_TOKEN_ORIGIN_DRAFT: "draft", tandemv1.TokenOrigin_TOKEN_ORIGIN_LOOKUP: "lookup",
+	tandemv1.TokenOrigin_TOKEN_ORIGIN_CONSTRAINT: "constraint",
+}
+
+var kinds = map[tandemv1.WatchKind]string{
+	tandemv1.WatchKind_WATCH_KIND_ROUND: "round", tandemv1.WatchKind_WATCH_KIND_PROMPT: "prompt",
+	tandemv1.WatchKind_WATCH_KIND_END: "end",
+}
+
+// consistent reports whether the lists of an event, which are in bounds each, belong together.
+func consistent(m *tandemv1.WatchEvent) bool {
+	n := len(m.GetNodeTokens())
+	if len(m.GetNodeParents()) != n || len(m.GetNodeOrigins()) != n || len(m.GetOrigins()) != len(m.GetTokens()) {
+		return false
+	}
+	for i, p := range m.GetNodeParents() {
+		if int(p) >= i || i > 0 && p < 0 {
+			return false
+		}
+	}
+	for _, node := range m.GetPath() {
+		if int(node) >= n {
+			return false
+		}
+	}
+	return true
+}
+
+// newEvent makes the event of a worker's message, texts included. c is nil for a request of another gateway.
+func newEvent(worker string, m *tandemv1.WatchEvent, c *choice, tok *tokenizer.Tokenizer) *Event {
+	us := func(n int64) float64 { return float64(n) / 1000 }
+	e := &Event{
+		Type: kinds[m.GetKind()], Worker: worker, Number: m.GetNumber(), Start: us(m.GetStartUnixMicros()),
+		Proposed: us(m.GetProposedUs()), Draft: us(m.GetDraftUs()), Step: [2]float64{us(m.GetStepBeginUs()),
+			us(m.GetStepEndUs())}, Engine: us(m.GetEngineUs()), End: us(m.GetEndUs()), Rows: m.GetRows(),
+		BatchRows: m.GetBatchRows(), Position: m.GetPosition(), Accepted: max(0, min(len(m.GetPath())-1, int(m.GetCommitted()))), // not what follows the end of the answer
+		Committed: m.GetCommitted(), Index: m.GetOutputIndex(), choice: c,
+	}
+	if c == nil {
+		return e
+	}
+	e.Ref, e.ID, e.Choice = c.request.ref, c.request.id, c.index
+	if tok == nil {
+		return e
+	}
+	e.Path = m.GetPath()
+	for i, id := range m.GetNodeTokens() {
+		e.Nodes = append(e.Nodes, Node{Text: strings.ToValidUTF8(string(tok.TokenBytes(id)), "\uFFFD"),
+			Parent: m.GetNodeParents()[i], Origin: origins[m.GetNodeOrigins()[i]]})
+	}
+	for i, text := range c.texts(tok, m.GetTokens()) {
+		e.Tokens = append(e.Tokens, Token{Text: text, Origin: origins[m.GetOrigins()[i]]})
+	}
+	return e
+}
+
+// seenBy is the event as a viewer may see it.
+func (e *Event) seenBy(v Viewer) Event {
+	seen := *e
+	if e.choice == nil || !v.owns(e.choice.request) {
+		seen.ID, seen.Nodes, seen.Path, seen.Tokens, seen.Index = "", nil, nil, nil, 0
+	}
+	return seen
+}

@@ -1,0 +1,78 @@
+// Workers and requests.
+import { at, make, took } from "./dom.js";
+
+const phaseColours = { compress: "bar-prompt", queue: "bar-link", prefill: "bar-commit", decode: "bar-verify" };
+
+/** facts is a definition list of what is known. */
+function facts(list) {
+  const dl = make("dl");
+  for (const [name, value] of list) {
+    if (value !== undefined && value !== "" && value !== null) dl.append(make("dt", {}, name), make("dd", {}, String(value)));
+  }
+  return dl;
+}
+
+let focus = ""; // the button that had it before the cards were made again
+
+/** showCluster shows the workers. */
+export function showCluster(event, killable, kill) {
+  at("queue").textContent = `${event.workers.length} workers, ${event.queue} requests wait.`;
+  focus = document.activeElement?.dataset?.kill || "";
+  at("workers").replaceChildren(...event.workers.map((w) => card(w, killable, kill)));
+  if (focus) document.querySelector(`[data-kill="${CSS.escape(focus)}"]`)?.focus();
+}
+
+function card(w, killable, kill) {
+  const counters = w.counters || {};
+  const good = w.state === "ready";
+  const loading = w.load_bytes ? `${Math.round(100 * w.loaded_bytes / w.load_bytes)} % loaded` : "";
+  const memory = counters.device_memory_bytes || counters.memory_bytes;
+  const drafted = counters.drafted_tokens;
+  const e = make("div", { class: "card", "data-worker": w.id, "data-state": w.state, "data-epoch": w.epoch },
+    make("h3", {}, w.id),
+    make("span", { class: "chip " + (good ? "good" : "bad") }, (good ? "✓ " : w.state === "lost" ? "✗ " : "… ") + w.state),
+    facts([["role", w.role], ["device", w.device || w.backend], ["model", w.model], ["loading", loading],
+      ["slots", w.role === "target" ? `${w.lanes_busy} of ${w.lanes} busy` : ""],
+      ["context", w.max_ctx || ""],
+      ["memory", memory ? (memory / 2 ** 20).toFixed(0) + " MiB" : ""],
+      ["drafts", (w.attached || []).length ? w.attached.length + " attached" : ""],
+      ["accepted", drafted ? Math.round(100 * counters.accepted_tokens / drafted) + " % of drafted tokens" : ""],
+      ["states", counters.prefix_cache_entries],
+      ["joined", w.epoch > 1 ? w.epoch + " times" : ""], ["engine restarts", w.engine_restarts || ""],
+      ["refused", (w.refused_drafts || []).map((r) => r.draft + ": " + r.reason).join("; ")],
+      ["heartbeat", took(w.last_heartbeat_ms) + " ago"]]));
+  if (killable) {
+    const row = make("div", { class: "row" });
+    for (const part of ["engine", "worker"]) {
+      const b = make("button", { type: "button", "data-kill": part + " " + w.id, "aria-label": `Kill ${part} of ${w.id}` },
+        "Kill " + part);
+      b.addEventListener("click", () => kill(w.id, part));
+      row.append(b);
+    }
+    e.append(row);
+  }
+  return e;
+}
+
+/** showRequests shows those at work and those that ended last, newest first. */
+export function showRequests(list) {
+  const style = getComputedStyle(document.documentElement);
+  const rows = list.toReversed().slice(0, 12).map((r) => {
+    const bar = make("div", { class: "phases", "aria-hidden": "true" });
+    const all = Object.values(r.phases_ms).reduce((a, b) => a + b, 0) || 1;
+    const words = [];
+    for (const [name, ms] of Object.entries(r.phases_ms)) {
+      if (!phaseColours[name]) continue;
+      const part = make("i");
+      part.style.width = 100 * ms / all + "%";
+      part.style.background = style.getPropertyValue("--" + phaseColours[name]);
+      bar.append(part);
+      words.push(`${name} ${took(ms)}`);
+    }
+    if (r.restore_ms) words.push(`restore ${took(r.restore_ms)}`);
+    const name = r.id || `another client's, ${r.ref}`;
+    return make("tr", {}, make("td", {}, name), make("td", {}, r.outcome ? `${r.phase}: ${r.outcome}` : r.phase),
+      make("td", {}, words.join(", "), bar), make("td", {}, String(r.tokens)));
+  });
+  at("requests").tBodies[0].replaceChildren(...rows);
+}
