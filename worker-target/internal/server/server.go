@@ -71,12 +71,12 @@ type Server struct {
 	mu       sync.Mutex
 	counters counters
 	// What the engine counts; behind mu, too.
-	engineCounters engineCounters
-	held           bool          // the last heartbeat found the draft held back
-	engine         engine.Target // the one that schedule was made for
-	schedule       *schedule.Engine
-	slots          *slots        // of the sequences of one engine, nil before the first request
-	slotsOf        engine.Target // that engine
+	engineTotals engine.Totals
+	held         bool          // the last heartbeat found the draft held back
+	engine       engine.Target // the one that schedule was made for
+	schedule     *schedule.Engine
+	slots        *slots        // of the sequences of one engine, nil before the first request
+	slotsOf      engine.Target // that engine
 }
 
 // managed adapts the manager's links to what slots use.
