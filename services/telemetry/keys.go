@@ -44,6 +44,18 @@ const (
 	KeyCode       = "code"
 	KeyTTFTMS     = "ttft_ms"
 	KeyTokenRate  = "tokens_per_s"
+	KeyRetries    = "retries" // moves of a request to another worker
+
+	// Where the time of a request went, in the process that says so.
+	KeyQueueMS    = "queue_ms"    // in the gateway, for a worker
+	KeyWaitMS     = "wait_ms"     // in a worker, for a slot, an engine, memory or another reader of the prompt
+	KeyCompressMS = "compress_ms" // of the prompt
+	KeyRestoreMS  = "restore_ms"  // of a stored state of the prompt
+	KeyDecodeMS   = "decode_ms"   // from the first to the last token
+	KeyScoreMS    = "score_ms"    // of the scorer's engine
+	KeyEngineMS   = "engine_ms"   // of the draft's engine, features included
+	KeyAppendMS   = "append_ms"   // of that, for features
+	KeySkipped    = "skipped"     // proposals that were out of date before they were made
 
 	// Of a request at a target: how it speculated, what came of it, and where its time went.
 	KeyMode        = "mode"

@@ -1,11 +1,13 @@
 package telemetry
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"os"
 	"strings"
 
+	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/sys/unix"
@@ -89,6 +91,14 @@ func NewLeveled(level, format string, w io.Writer) (*zap.Logger, zap.AtomicLevel
 		return nil, lvl, fmt.Errorf("log format %q is not one of json, console", format)
 	}
 	return zap.New(zapcore.NewCore(enc, zapcore.Lock(zapcore.AddSync(w)), lvl)), lvl, nil
+}
+
+// TraceField is the field with the id of ctx's trace, so that a line leads to its trace; nothing where there is none.
+func TraceField(ctx context.Context) zap.Field {
+	if s := trace.SpanContextFromContext(ctx); s.IsValid() {
+		return zap.Stringer(KeyTraceID, s.TraceID())
+	}
+	return zap.Skip()
 }
 
 func parseLevel(level string) (zapcore.Level, error) {

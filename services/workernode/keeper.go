@@ -2,7 +2,6 @@ package workernode
 
 import (
 	"context"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -49,6 +48,9 @@ type Keeper[E engine.Engine] struct {
 	parking    parking
 	// Bytes of weights while an engine loads.
 	loaded, total atomic.Uint64
+
+	totalsMu sync.Mutex // guards totals
+	totals   engine.Totals
 }
 
 // prepared guards engines and runs OnOpen between opening and use.
@@ -180,30 +182,6 @@ func (k *Keeper[E]) Heartbeat(h *tandemv1.Heartbeat) {
 	c := g.Counts()
 	h.EngineSequences, h.OrphanedSequences = int32(c.Sequences), int32(c.Orphans)
 	h.Counters["orphaned_sequences_freed"] = float64(c.Freed)
-}
-
-// memoryTimeout bounds the wait for an engine that does not answer.
-const memoryTimeout = time.Second
-
-// Memory is what the engine has planned, in bytes by kind; nothing while none is open.
-func (k *Keeper[E]) Memory(ctx context.Context) map[string]uint64 {
-	e, running := k.supervisor.Current()
-	if !running {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, memoryTimeout)
-	defer cancel()
-	stats, err := e.Memory(ctx)
-	if err != nil {
-		return nil
-	}
-	out := map[string]uint64{}
-	for _, s := range stats {
-		if kind, ok := strings.CutSuffix(s.Name, "_bytes"); ok {
-			out[kind] = s.Value
-		}
-	}
-	return out
 }
 
 // Run keeps the engine open until ctx ends. The error of an engine that does not fit names the flags to turn.

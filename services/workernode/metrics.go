@@ -57,12 +57,7 @@ func (n *node) closePages() {
 	}
 }
 
-// Sizer is a worker that says what memory its engine has, by kind, in bytes.
-type Sizer interface {
-	Memory(ctx context.Context) map[string]uint64
-}
-
-// measure has the counters of heartbeats, slots and memory read at collection time, under the names that the gateway's
+// measure has the counters of heartbeats, slots and the engine read at collection time, under the names that the gateway's
 // metrics give them.
 func (n *node) measure(m metric.Meter) error {
 	counters, gauges := map[string]metric.Float64ObservableCounter{}, map[string]metric.Float64ObservableGauge{}
@@ -89,8 +84,12 @@ func (n *node) measure(m metric.Meter) error {
 	if err != nil {
 		return err
 	}
-	memory, err := m.Int64ObservableGauge("tandem.engine.memory", metric.WithUnit("By"),
-		metric.WithDescription("Memory that the engine has planned, by what it holds."))
+	restarts, err := m.Int64ObservableCounter("tandem.worker.restarts",
+		metric.WithDescription("Restarts of the engine's process."))
+	if err != nil {
+		return err
+	}
+	engine, err := newEngineInstruments(m)
 	if err != nil {
 		return err
 	}
@@ -111,12 +110,15 @@ func (n *node) measure(m metric.Meter) error {
 		}
 		o.ObserveInt64(up, ready)
 		o.ObserveInt64(busy, int64(h.GetLanesBusy()))
-		if s, ok := n.worker.(Sizer); ok {
-			for kind, bytes := range s.Memory(ctx) {
-				o.ObserveInt64(memory, int64(bytes), metric.WithAttributes(attribute.String("kind", kind)))
-			}
+		o.ObserveInt64(restarts, int64(h.GetEngineRestarts()))
+		orphans := int64(h.GetOrphanedSequences())
+		o.ObserveInt64(engine.handles, int64(h.GetEngineSequences())-orphans,
+			metric.WithAttributes(attribute.String("owner", "request")))
+		o.ObserveInt64(engine.handles, orphans, metric.WithAttributes(attribute.String("owner", "none")))
+		if w, ok := n.worker.(Measured); ok {
+			engine.observe(o, w.Measure(ctx))
 		}
 		return nil
-	}, append(all, up, busy, memory)...)
+	}, append(append(all, up, busy, restarts), engine.all()...)...)
 	return err
 }

@@ -24,13 +24,21 @@ func (counting) Ready() bool               { return true }
 func (counting) Drain()                    {}
 func (counting) Lease(*tandemv1.Lease)     {}
 func (counting) Heartbeat(h *tandemv1.Heartbeat) {
+	h.EngineRestarts, h.EngineSequences, h.OrphanedSequences = 4, 3, 1
 	h.LanesBusy, h.Counters = 2, map[string]float64{"requests": 7, "unheard_of": 1}
 	for name := range registry.Gauges {
 		h.Counters[name] = 3
 	}
 }
 
-func (counting) Memory(context.Context) map[string]uint64 { return map[string]uint64{"kv": 4096} }
+func (counting) Measure(context.Context) EngineState {
+	return EngineState{
+		Holds: map[string]uint64{"kv_bytes": 4096, "total_bytes": 5000, "cap_bytes": 9000, "kv_pages": 10,
+			"kv_pages_free": 4, "kv_pages_shared": 1, "sequences": 2},
+		Did: map[string]uint64{"step_ns": 1.5e9, "steps": 7, "weight_bytes_read": 8, "made_up_bytes_read": 9,
+			"unheard_of_ns": 1, "graph_runs": 5, "graph_captures": 2, "list_runs": 1},
+	}
+}
 
 // get returns a page of a port of the node.
 func get(t *testing.T, n *node, i int, path string) string {
@@ -81,12 +89,19 @@ func TestPages(t *testing.T) {
 	page := get(t, n, 0, "/metrics")
 	for _, want := range []string{"tandem_worker_requests_total 7\n", "tandem_prefix_cache_entries 3\n",
 		"tandem_worker_up 1\n", "tandem_lanes_busy 2\n", `tandem_engine_memory_bytes{kind="kv"} 4096` + "\n",
+		"tandem_engine_memory_used_bytes 5000\n", "tandem_engine_memory_limit_bytes 9000\n",
+		`tandem_engine_pages{state="used"} 6` + "\n", `tandem_engine_pages{state="free"} 4` + "\n",
+		"tandem_engine_pages_shared 1\n", `tandem_engine_time_seconds_total{kind="step"} 1.5` + "\n",
+		`tandem_engine_work_total{kind="step"} 7` + "\n", `tandem_engine_read_bytes_total{kind="weight"} 8` + "\n",
+		`tandem_engine_submissions_total{kind="graph"} 3` + "\n",
+		`tandem_engine_submissions_total{kind="captured"} 2` + "\n", "tandem_worker_restarts_total 4\n",
+		`tandem_engine_sequences{owner="none"} 1` + "\n",
 		`tandem_build_info{goversion=`} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page lacks %q", want)
 		}
 	}
-	if strings.Contains(page, "unheard_of") {
+	if strings.Contains(page, "unheard_of") || strings.Contains(page, "made_up") || strings.Contains(page, `"total"`) {
 		t.Error("a counter without a description is shown")
 	}
 	problems, err := promlint.New(strings.NewReader(page)).Lint()

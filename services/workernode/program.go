@@ -172,15 +172,15 @@ func RunWithEngine[E engine.Engine](ctx context.Context, cfg Config, w Worker, k
 		return nil
 	}
 	return withEngine(ctx, keeper.Run, func(ctx context.Context) error {
-		return Run(ctx, cfg, loading{w, keeper.Heartbeat, keeper.Memory})
+		return Run(ctx, cfg, loading{w, keeper.Heartbeat, keeper.Measure})
 	})
 }
 
 // loading adds to heartbeats what the keeper knows of its engine.
 type loading struct {
 	Worker
-	keeper func(*tandemv1.Heartbeat)
-	memory func(context.Context) map[string]uint64
+	keeper  func(*tandemv1.Heartbeat)
+	measure func(context.Context) EngineState
 }
 
 // Heartbeat implements Worker.
@@ -189,8 +189,8 @@ func (l loading) Heartbeat(h *tandemv1.Heartbeat) {
 	l.keeper(h)
 }
 
-// Memory implements Sizer.
-func (l loading) Memory(ctx context.Context) map[string]uint64 { return l.memory(ctx) }
+// Measure implements Measured.
+func (l loading) Measure(ctx context.Context) EngineState { return l.measure(ctx) }
 
 // withEngine runs body while the keeper keeps the engine open; the first error ends both.
 func withEngine(ctx context.Context, run func(context.Context) error, body func(context.Context) error) error {

@@ -9,10 +9,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	"github.com/tandem-inference/tandem/services/telemetry"
-	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
 )
 
@@ -43,7 +43,7 @@ func Write(ctx context.Context, log *zap.Logger, e Entry) {
 		zap.String(telemetry.KeyMethod, e.Method),
 		zap.String(telemetry.KeyEndpoint, cmp.Or(e.Endpoint, "unknown")), zap.String(telemetry.KeyDialect, dialect(e)),
 		zap.String(telemetry.KeyOutcome, e.Outcome),
-		zap.Int64(telemetry.KeyDurationMS, time.Since(call.Arrived).Milliseconds()),
+		zap.Int64(telemetry.KeyDurationMS, time.Since(call.Arrived).Milliseconds()), telemetry.TraceField(ctx),
 	}
 	if e.Code != "" {
 		fields = append(fields, zap.String(telemetry.KeyCode, e.Code))
@@ -56,16 +56,8 @@ func Write(ctx context.Context, log *zap.Logger, e Entry) {
 	if call.Model != "" {
 		fields = append(fields, zap.String(telemetry.KeyModel, call.Model))
 	}
-	if s := trace.SpanContextFromContext(ctx); s.IsValid() {
-		fields = append(fields, zap.Stringer(telemetry.KeyTraceID, s.TraceID()))
-	}
-	if u := call.Usage; u != nil {
-		fields = append(fields, zap.Int(telemetry.KeyPrompt, u.PromptTokens), zap.Int(telemetry.KeyCached, u.CachedTokens),
-			zap.Int(telemetry.KeyTokens, u.CompletionTokens),
-			zap.Int64(telemetry.KeyTTFTMS, u.TTFT.Milliseconds()))
-		if d := u.Decode.Seconds(); d > 0 {
-			fields = append(fields, zap.Float64(telemetry.KeyTokenRate, math.Round(10*float64(u.CompletionTokens)/d)/10))
-		}
+	if call.Usage != nil {
+		fields = append(fields, usage(call.Usage)...)
 	}
 	if e.Outcome == metrics.OutcomeServerError {
 		log.Warn("request failed", append(fields, zap.NamedError(telemetry.KeyErr, e.Err))...)
@@ -75,6 +67,26 @@ func Write(ctx context.Context, log *zap.Logger, e Entry) {
 		fields = append(fields, zap.String(telemetry.KeyReason, e.Reason))
 	}
 	log.Info("request", fields...)
+}
+
+// usage is what a generation did and where its time went.
+func usage(u *generate.Usage) []zap.Field {
+	fields := []zap.Field{
+		zap.String(telemetry.KeyWorker, u.Worker),
+		zap.Int(telemetry.KeyPrompt, u.PromptTokens), zap.Int(telemetry.KeyCached, u.CachedTokens),
+		zap.Int(telemetry.KeyTokens, u.CompletionTokens), zap.Int64(telemetry.KeyRounds, u.VerifySteps),
+		zap.Int64(telemetry.KeyDrafted, u.Drafted), zap.Int64(telemetry.KeyAccepted, u.Accepted),
+		zap.Int(telemetry.KeyRetries, u.Retries), zap.Bool(telemetry.KeyDegraded, u.Degraded),
+		zap.Int64(telemetry.KeyQueueMS, u.Queue.Milliseconds()),
+		zap.Int64(telemetry.KeyCompressMS, u.Compress.Milliseconds()),
+		zap.Int64(telemetry.KeyRestoreMS, u.Restore.Milliseconds()),
+		zap.Int64(telemetry.KeyPrefillMS, u.Prefill.Milliseconds()),
+		zap.Int64(telemetry.KeyTTFTMS, u.TTFT.Milliseconds()), zap.Int64(telemetry.KeyDecodeMS, u.Decode.Milliseconds()),
+	}
+	if d := u.Decode.Seconds(); d > 0 {
+		fields = append(fields, zap.Float64(telemetry.KeyTokenRate, math.Round(10*float64(u.CompletionTokens)/d)/10))
+	}
+	return fields
 }
 
 // Host is the address of a peer without its port; sockets of the file system have none.

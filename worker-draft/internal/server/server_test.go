@@ -374,9 +374,14 @@ func TestStreamsAreLogged(t *testing.T) {
 		t.Fatalf("%d lines", len(lines))
 	}
 	got := lines[0].ContextMap()
-	delete(got, "duration_ms")
+	for _, name := range []string{"duration_ms", "wait_ms", "engine_ms", "append_ms"} {
+		if got[name] == nil {
+			t.Errorf("no %s in %v", name, got)
+		}
+		delete(got, name)
+	}
 	want := map[string]any{"request_id": "req-7", "outcome": "ok", "messages": int64(2),
-		"proposals": int64(2), "nodes": int64(32)}
+		"proposals": int64(2), "skipped": int64(0), "nodes": int64(32)}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
 	}

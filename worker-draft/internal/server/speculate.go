@@ -50,6 +50,7 @@ func (s *Server) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateReq
 	if err := takeSlot(ctx, slots); err != nil {
 		return err
 	}
+	done.wait = time.Since(began)
 	defer func() { <-slots }()
 	sequence, err := engine.NewSequence(ctx)
 	if err != nil {
@@ -100,12 +101,19 @@ func (s *Server) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateReq
 
 // streamed is what one stream brought.
 type streamed struct {
-	messages, proposals, nodes int
-	refused                    bool // the worker takes no streams now, or its engine is being opened: a target tries again
+	messages, proposals, skipped, nodes int
+	wait, engine, appended              time.Duration
+	// refused says that the worker takes no streams now, or that its engine is being opened: a target tries again.
+	refused bool
 }
 
 func (d *streamed) add(w *work) {
 	d.messages++
+	d.engine += w.appended + w.forward
+	d.appended += w.appended
+	if w.skipped {
+		d.skipped++
+	}
 	if w.proposed {
 		d.proposals++
 		d.nodes += w.tree.Nodes()
@@ -129,9 +137,11 @@ func (s *Server) logStream(ctx context.Context, began time.Time, d *streamed, er
 		level, outcome = zap.WarnLevel, "failed"
 	}
 	fields := []zap.Field{
-		zap.String(telemetry.KeyRequestID, id), zap.String(telemetry.KeyOutcome, outcome),
-		zap.Int(telemetry.KeyMessages, d.messages),
-		zap.Int(telemetry.KeyProposals, d.proposals), zap.Int(telemetry.KeyNodes, d.nodes),
+		zap.String(telemetry.KeyRequestID, id), telemetry.TraceField(ctx), zap.String(telemetry.KeyOutcome, outcome),
+		zap.Int(telemetry.KeyMessages, d.messages), zap.Int(telemetry.KeyProposals, d.proposals),
+		zap.Int(telemetry.KeySkipped, d.skipped), zap.Int(telemetry.KeyNodes, d.nodes),
+		zap.Int64(telemetry.KeyWaitMS, d.wait.Milliseconds()), zap.Int64(telemetry.KeyEngineMS, d.engine.Milliseconds()),
+		zap.Int64(telemetry.KeyAppendMS, d.appended.Milliseconds()),
 		zap.Int64(telemetry.KeyDurationMS, time.Since(began).Milliseconds()),
 	}
 	if level == zap.WarnLevel || d.refused {

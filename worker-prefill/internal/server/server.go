@@ -69,8 +69,8 @@ func (s *Server) Drain() { s.draining.Store(true) }
 // Compress implements PrefillService.
 func (s *Server) Compress(ctx context.Context,
 	m *tandemv1.CompressRequest) (reply *tandemv1.CompressResponse, err error) {
-	began := time.Now()
-	defer func() { s.logRequest(ctx, m, reply, began, err) }()
+	spent := spent{began: time.Now()}
+	defer func() { s.logRequest(ctx, m, reply, &spent, err) }()
 	if s.draining.Load() {
 		return nil, rpcerr.Draining
 	}
@@ -79,6 +79,7 @@ func (s *Server) Compress(ctx context.Context,
 		return nil, err
 	}
 	defer done()
+	spent.wait = time.Since(spent.began)
 	info := engine.Info()
 	if err := check(m, info); err != nil {
 		return nil, err
@@ -102,7 +103,8 @@ func (s *Server) Compress(ctx context.Context,
 	counted := 0.0
 	if scoring(m) {
 		if scores, err = s.score(ctx, engine, m, pflash.QueryRows(len(m.Tokens), query, count), &counted); err != nil {
-			s.account(m, nil, counted, time.Since(start), err)
+			spent.score = time.Since(start)
+			s.account(m, nil, counted, spent.score, err)
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
@@ -111,6 +113,7 @@ func (s *Server) Compress(ctx context.Context,
 		}
 	}
 	elapsed := time.Since(start)
+	spent.score = elapsed
 	if s.measure != nil && scores != nil {
 		s.measure.Record(ctx, elapsed.Seconds())
 	}
@@ -152,9 +155,15 @@ func (s *Server) score(ctx context.Context, e engine.Scorer, m *tandemv1.Compres
 	return all[0], nil
 }
 
+// spent is where the time of a request went.
+type spent struct {
+	began       time.Time
+	wait, score time.Duration // for the engine, in it
+}
+
 // logRequest writes the line of a request that is over: at warn when the scorer failed, else at info.
 func (s *Server) logRequest(ctx context.Context, m *tandemv1.CompressRequest, reply *tandemv1.CompressResponse,
-	began time.Time, err error) {
+	t *spent, err error) {
 	kept := 0
 	for _, seg := range reply.GetSegments() {
 		for _, k := range seg.GetKept() {
@@ -172,9 +181,11 @@ func (s *Server) logRequest(ctx context.Context, m *tandemv1.CompressRequest, re
 	}
 	id := m.GetRequestId()
 	fields := []zap.Field{
-		zap.String(telemetry.KeyRequestID, id[:min(len(id), mostID)]), zap.String(telemetry.KeyOutcome, outcome),
-		zap.Int(telemetry.KeyPrompt, len(m.GetTokens())),
-		zap.Int(telemetry.KeyTokens, kept), zap.Int64(telemetry.KeyDurationMS, time.Since(began).Milliseconds()),
+		zap.String(telemetry.KeyRequestID, id[:min(len(id), mostID)]), telemetry.TraceField(ctx),
+		zap.String(telemetry.KeyOutcome, outcome), zap.Int(telemetry.KeyPrompt, len(m.GetTokens())),
+		zap.Int(telemetry.KeyTokens, kept), zap.Int64(telemetry.KeyWaitMS, t.wait.Milliseconds()),
+		zap.Int64(telemetry.KeyScoreMS, t.score.Milliseconds()),
+		zap.Int64(telemetry.KeyDurationMS, time.Since(t.began).Milliseconds()),
 	}
 	if err != nil && outcome != "cancelled" {
 		fields = append(fields, zap.NamedError(telemetry.KeyErr, err))

@@ -58,11 +58,11 @@ func NewMeasures(p metric.MeterProvider) (*Measures, error) {
 }
 
 // request measures the phases of a request before its first token.
-func (m *Measures) request(ctx context.Context, wait time.Duration, s *Stats) {
+func (m *Measures) request(ctx context.Context, s *Stats) {
 	if m == nil {
 		return
 	}
-	m.wait.Record(ctx, wait.Seconds())
+	m.wait.Record(ctx, s.Wait.Seconds())
 	if s.CachedTokens > 0 {
 		m.restore.Record(ctx, s.Restore.Seconds())
 	}

@@ -47,7 +47,8 @@ type Result struct {
 
 // Stats of a request, also of one that failed.
 type Stats struct {
-	CachedTokens  int // of the prompt, restored
+	Wait          time.Duration // for memory, or for another request that reads the same prompt
+	CachedTokens  int           // of the prompt, restored
 	Restore       time.Duration
 	PrefillTokens int // read: those of the prompt that were not restored, and those of an earlier worker
 	SavedTokens   int // of the longest state that was stored

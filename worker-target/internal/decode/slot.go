@@ -173,7 +173,7 @@ func (s *Slot) Run(ctx context.Context, e engine.Target, req *Request, sink Sink
 		return Result{}, rpcerr.From(err)
 	}
 	s.trace.over("wait", arrived)
-	waited := time.Since(arrived)
+	stats.Wait = time.Since(arrived)
 	restored, err := s.open(ctx)
 	if err != nil {
 		return Result{}, err
@@ -187,7 +187,7 @@ func (s *Slot) Run(ctx context.Context, e engine.Target, req *Request, sink Sink
 	s.trace.endPhase(err, attribute.Int(telemetry.AttrTokens, len(s.answer)-len(req.Committed)),
 		attribute.Int(telemetry.AttrVerifySteps, stats.Steps), attribute.Int(telemetry.AttrDrafted, stats.Drafted),
 		attribute.Int(telemetry.AttrAccepted, stats.Accepted))
-	s.measures.request(ctx, waited, stats)
+	s.measures.request(ctx, stats)
 	stats.Emitted, stats.FirstToken, stats.Decode = s.out.Figures()
 	return Result{Reason: reason, StopToken: s.out.StopToken(), CloseKind: s.constraint.Kind()}, err
 }

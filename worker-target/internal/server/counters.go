@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"errors"
-	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -26,13 +25,6 @@ type counters struct {
 	degraded, readAgain                              float64
 	ahead                                            float64 // tokens that were read ahead
 	prefill, decode, verify, wait                    float64 // seconds
-}
-
-// engineCounters are the counters of the engine that heartbeats carry, by name. An engine that was started again counts
-// from zero: the counts of those before stay.
-type engineCounters struct {
-	engine          engine.Engine
-	earlier, newest map[string]float64
 }
 
 const (
@@ -73,27 +65,13 @@ func (s *Server) engineStats(h *tandemv1.Heartbeat) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c := &s.engineCounters
-	if c.earlier == nil {
-		c.earlier, c.newest = map[string]float64{}, map[string]float64{}
+	if err == nil {
+		s.engineTotals.Add(now, stats)
 	}
-	if err == nil && c.engine != now {
-		for name, value := range c.newest {
-			c.earlier[name] += value
-		}
-		clear(c.newest)
-		c.engine = now
-	}
-	for _, stat := range stats {
-		if err == nil && slices.Contains(counted, stat.Name) {
-			c.newest[stat.Name] = float64(stat.Value)
-		}
-	}
+	all := s.engineTotals.All()
 	for _, name := range counted {
-		if value, known := c.newest[name]; known {
-			h.Counters[name] = c.earlier[name] + value
-		} else if value, known := c.earlier[name]; known {
-			h.Counters[name] = value
+		if value, known := all[name]; known {
+			h.Counters[name] = float64(value)
 		}
 	}
 }

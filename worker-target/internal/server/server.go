@@ -73,12 +73,12 @@ type Server struct {
 	mu       sync.Mutex
 	counters counters
 	// What the engine counts; behind mu, too.
-	engineCounters engineCounters
-	held           bool          // the last heartbeat found the draft held back
-	engine         engine.Target // the one that schedule was made for
-	schedule       *schedule.Engine
-	slots          *slots        // of the sequences of one engine, nil before the first request
-	slotsOf        engine.Target // that engine
+	engineTotals engine.Totals
+	held         bool          // the last heartbeat found the draft held back
+	engine       engine.Target // the one that schedule was made for
+	schedule     *schedule.Engine
+	slots        *slots        // of the sequences of one engine, nil before the first request
+	slotsOf      engine.Target // that engine
 }
 
 // managed adapts the manager's links to what slots use.
@@ -214,8 +214,14 @@ func (s *Server) Busy() int {
 }
 
 // Decode implements TargetService.
-func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService_DecodeServer) error {
+func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService_DecodeServer) (err error) {
 	arrived := time.Now()
+	ran := false
+	defer func() {
+		if !ran {
+			s.logRefused(stream.Context(), m, arrived, err)
+		}
+	}()
 	if s.draining.Load() {
 		return rpcerr.Draining
 	}
@@ -259,6 +265,7 @@ func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService
 	trace.SpanFromContext(ctx).SetAttributes(attribute.String(telemetry.AttrRequestID, req.ID),
 		attribute.Int(telemetry.AttrTokens, len(req.Prompt)))
 	var stats decode.Stats
+	ran = true
 	result, err := place.slot.Run(ctx, s.scheduled(engine, schedule.Request{
 		Key: m.FairnessKey, Priority: int(m.Priority), Prompt: len(m.PromptTokens) + len(m.CommittedTokens),
 	}), req, out, &stats)
@@ -295,14 +302,18 @@ func (s *Server) log(ctx context.Context, req *decode.Request, stats *decode.Sta
 		level = zap.WarnLevel
 	}
 	fields := []zap.Field{
-		zap.String(telemetry.KeyRequestID, req.ID), zap.String(telemetry.KeyOutcome, outcome),
+		zap.String(telemetry.KeyRequestID, req.ID), telemetry.TraceField(ctx), zap.String(telemetry.KeyOutcome, outcome),
 		zap.String(telemetry.KeyMode, strings.ToLower(strings.TrimPrefix(req.Mode.String(), "SPECULATION_MODE_"))),
 		zap.Int(telemetry.KeyPrompt, stats.PrefillTokens), zap.Int(telemetry.KeyCached, stats.CachedTokens),
 		zap.Int(telemetry.KeyTokens, stats.Emitted), zap.Int(telemetry.KeyRounds, stats.Steps),
 		zap.Int(telemetry.KeyDrafted, stats.Drafted), zap.Int(telemetry.KeyAccepted, stats.Accepted),
 		zap.Int(telemetry.KeyLookedUp, stats.LookDrafted), zap.Int(telemetry.KeyLate, stats.Late),
 		zap.Bool(telemetry.KeyDegraded, stats.Degraded),
+		zap.Int64(telemetry.KeyWaitMS, stats.Wait.Milliseconds()),
+		zap.Int64(telemetry.KeyRestoreMS, stats.Restore.Milliseconds()),
 		zap.Int64(telemetry.KeyPrefillMS, stats.Prefill.Milliseconds()),
+		zap.Int64(telemetry.KeyTTFTMS, stats.FirstToken.Milliseconds()),
+		zap.Int64(telemetry.KeyDecodeMS, stats.Decode.Milliseconds()),
 		zap.Int64(telemetry.KeyVerifyMS, stats.Verify.Milliseconds()),
 		zap.Int64(telemetry.KeyDraftWaitMS, stats.DraftWait.Milliseconds()),
 		zap.Int64(telemetry.KeyDurationMS, time.Since(req.Arrived).Milliseconds()),
@@ -315,6 +326,25 @@ func (s *Server) log(ctx context.Context, req *decode.Request, stats *decode.Sta
 		fields = append(fields, zap.NamedError(telemetry.KeyErr, err))
 	}
 	s.deps.Log.Log(level, "request ended", fields...)
+}
+
+// mostID bounds the id of a request in a log, in bytes.
+const mostID = 256
+
+// logRefused writes the line of a request that did not reach a slot: at warn when the worker is at fault.
+func (s *Server) logRefused(ctx context.Context, m *tandemv1.DecodeRequest, arrived time.Time, err error) {
+	level, outcome := zap.InfoLevel, "refused"
+	switch {
+	case ctx.Err() != nil:
+		outcome = "cancelled"
+	case rpcerr.Code(err) == codes.Internal:
+		level, outcome = zap.WarnLevel, "failed"
+	}
+	id := m.GetRequestId()
+	s.deps.Log.Log(level, "request ended", zap.String(telemetry.KeyRequestID, id[:min(len(id), mostID)]),
+		telemetry.TraceField(ctx), zap.String(telemetry.KeyOutcome, outcome),
+		zap.Int(telemetry.KeyPrompt, len(m.GetPromptTokens())),
+		zap.Int64(telemetry.KeyDurationMS, time.Since(arrived).Milliseconds()), zap.NamedError(telemetry.KeyErr, err))
 }
 
 // sink sends events; its messages are used again, Send is done with them when it returns.
