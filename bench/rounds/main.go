@@ -2,7 +2,10 @@
 // worker-target reports: the whole round, the verify step (engine and the way there and back) and the wait for
 // the draft.
 //
-//	go run ./bench/rounds [-rounds 3] [-modes off,lookup:4,lookup,chain:4,chain,tree:22,auto] [-kinds qa,tools,fn] [-apart] [-args "--threads 1"]
+//	go run ./bench/rounds [-rounds 3] [-modes off,lookup:4,lookup,chain:4,chain,tree:22,auto] [-kinds qa,tools,fn]
+//		[-apart] [-args "--threads 1"]
+//
+// With -apart the target has one processor and one thread, the draft another one.
 package main
 
 import (
@@ -28,7 +31,8 @@ func main() {
 	apart := flag.Bool("apart", false, "hold target and draft to a processor each, with one thread")
 	args := flag.String("args", "", "more flags of tandem serve")
 	flag.Parse()
-	if err := run(context.Background(), *rounds, strings.Split(*modes, ","), *kinds, *apart, strings.Fields(*args)); err != nil {
+	err := run(context.Background(), *rounds, strings.Split(*modes, ","), *kinds, *apart, strings.Fields(*args))
+	if err != nil {
 		report.Exit(err)
 	}
 }
