@@ -20,11 +20,22 @@ func Start(ctx context.Context, o cluster.Options) (*cluster.Cluster, error) {
 }
 
 // DemoTarget starts a cluster of the demonstration models with more flags of tandem serve and dials its target. stop
-// ends both.
-func DemoTarget(ctx context.Context, args []string) (target tandemv1.TargetServiceClient, stop func(), err error) {
-	cl, err := Start(ctx, cluster.Options{Args: append([]string{"--demo"}, args...)})
+// ends both. apart holds target and draft, with one thread each, to a processor each.
+func DemoTarget(ctx context.Context, apart bool, args []string) (target tandemv1.TargetServiceClient, stop func(),
+	err error) {
+	flags := []string{"--demo"}
+	if apart {
+		flags = append(flags, "--threads", "1")
+	}
+	cl, err := Start(ctx, cluster.Options{Args: append(flags, args...)})
 	if err != nil {
 		return nil, nil, err
+	}
+	if apart {
+		if err := holdApart(cl); err != nil {
+			cl.Close()
+			return nil, nil, err
+		}
 	}
 	target, hangUp, err := DialTarget(ctx, client.New(cl.HTTP))
 	if err != nil {
@@ -35,6 +46,21 @@ func DemoTarget(ctx context.Context, args []string) (target tandemv1.TargetServi
 		_ = hangUp()
 		cl.Close()
 	}, nil
+}
+
+// holdApart holds target and draft to a processor each.
+func holdApart(cl *cluster.Cluster) error {
+	processors, err := Processors()
+	if err != nil {
+		return err
+	}
+	if len(processors) < 2 {
+		return errors.New("target and draft apart need two processors, there is one")
+	}
+	if err := HoldRole(cl, "worker-target", processors[0]); err != nil {
+		return err
+	}
+	return HoldRole(cl, "worker-draft", processors[1])
 }
 
 // DialTarget returns a client that talks straight to the target worker of a running cluster, past the gateway, and a

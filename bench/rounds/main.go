@@ -2,7 +2,10 @@
 // worker-target reports: the whole round, the verify step (engine and the way there and back) and the wait for
 // the draft.
 //
-//	go run ./bench/rounds [-rounds 3] [-modes off,lookup:4,lookup,chain:4,chain,tree:22,auto] [-kinds qa,tools,fn] [-args "--threads 1"]
+//	go run ./bench/rounds [-rounds 3] [-modes off,lookup:4,lookup,chain:4,chain,tree:22,auto] [-kinds qa,tools,fn]
+//		[-apart] [-args "--threads 1"]
+//
+// With -apart the target has one processor and one thread, the draft another one.
 package main
 
 import (
@@ -25,9 +28,11 @@ func main() {
 	modes := flag.String("modes", "off,lookup,chain:4,chain,auto",
 		"off, auto, lookup[:rows], chain[:block], tree[:budget], separated by commas")
 	kinds := flag.String("kinds", "", "kinds of texts to ask, separated by commas (default: all)")
+	apart := flag.Bool("apart", false, "hold target and draft to a processor each, with one thread")
 	args := flag.String("args", "", "more flags of tandem serve")
 	flag.Parse()
-	if err := run(context.Background(), *rounds, strings.Split(*modes, ","), *kinds, strings.Fields(*args)); err != nil {
+	err := run(context.Background(), *rounds, strings.Split(*modes, ","), *kinds, *apart, strings.Fields(*args))
+	if err != nil {
 		report.Exit(err)
 	}
 }
@@ -38,7 +43,8 @@ type sum struct {
 	decode, verify, wait, first float64 // milliseconds
 }
 
-func run(ctx context.Context, rounds int, modes []string, wanted string, args []string) error {
+func run(ctx context.Context, rounds int, modes []string, wanted string, apart bool,
+	args []string) error {
 	cases, err := report.Cases()
 	if err != nil {
 		return err
@@ -50,7 +56,7 @@ func run(ctx context.Context, rounds int, modes []string, wanted string, args []
 			return fmt.Errorf("-kinds: no text is one of %s", wanted)
 		}
 	}
-	target, stop, err := report.DemoTarget(ctx, args)
+	target, stop, err := report.DemoTarget(ctx, apart, args)
 	if err != nil {
 		return err
 	}

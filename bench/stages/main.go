@@ -16,12 +16,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/tandem-inference/tandem/bench/report"
 	"github.com/tandem-inference/tandem/tests/client"
@@ -125,8 +122,8 @@ func open(ctx context.Context, stages int, args ...string) (*layout, error) {
 
 // pin holds each engine of a cluster's target to a processor.
 func pin(cl *cluster.Cluster, stages int) error {
-	var processors unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &processors); err != nil {
+	processors, err := report.Processors()
+	if err != nil {
 		return err
 	}
 	target := cl.Find("worker-target")
@@ -136,31 +133,14 @@ func pin(cl *cluster.Cluster, stages int) error {
 			engines = append(engines, p.PID)
 		}
 	}
-	if len(engines) != stages || processors.Count() < stages {
-		return fmt.Errorf("%d engines of the target and %d processors for %d stages", len(engines), processors.Count(),
+	if len(engines) != stages || len(processors) < stages {
+		return fmt.Errorf("%d engines of the target and %d processors for %d stages", len(engines), len(processors),
 			stages)
 	}
 	slices.Sort(engines)
-	at := 0
-	for _, pid := range engines {
-		for !processors.IsSet(at) {
-			at++
-		}
-		var one unix.CPUSet
-		one.Set(at)
-		at++
-		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-		if err != nil {
+	for i, pid := range engines {
+		if err := report.Hold(pid, processors[i]); err != nil {
 			return err
-		}
-		for _, t := range threads { // later ones inherit it
-			id, err := strconv.Atoi(t.Name())
-			if err != nil {
-				return err
-			}
-			if err := unix.SchedSetaffinity(id, &one); err != nil && !errors.Is(err, unix.ESRCH) {
-				return fmt.Errorf("hold thread %d of an engine to processor %d: %w", id, at-1, err)
-			}
 		}
 	}
 	return nil
