@@ -150,6 +150,7 @@ var programVariables = []string{
 	"TANDEM_TOP_P",
 	"TANDEM_TRACE_RATIO",
 	"TANDEM_TRACE_SLOW_MS",
+	"TANDEM_UI",
 	"TANDEM_WITH_DRAFT",
 	"TANDEM_WORKER_ID",
 }
