@@ -161,6 +161,7 @@ var programVariables = []string{
 	"TANDEM_TRACE_SLOW_MS",
 	"TANDEM_TTL",
 	"TANDEM_USES",
+	"TANDEM_UI",
 	"TANDEM_WITH_DRAFT",
 	"TANDEM_WORKER_ID",
 }

@@ -41,8 +41,8 @@ func (p Providers) options() []otelgrpc.Option {
 }
 
 // known reports whether a method exists in this program: callers may name any, and each would be a label of its own.
-// Health checks and looks at drafts are left out, which come every few seconds, leases and watches, which last as long as
-// a worker or a page, and questions about traces: they tell nothing of a request.
+// Health checks and looks at drafts are left out, which come every few seconds, leases and watches, which last as long
+// as a worker or a page, and questions about traces: they tell nothing of a request.
 func known(method string) bool {
 	name := strings.ReplaceAll(strings.TrimPrefix(method, "/"), "/", ".")
 	for _, prefix := range []string{"grpc.health.", "tandem.v1.RegistryService.", "tandem.v1.TelemetryService.",

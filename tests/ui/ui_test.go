@@ -307,7 +307,8 @@ func (p *page) kill() {
 	// It may be back before the page sees that it is gone.
 	p.until("the draft is back", draft+`?.dataset.state === "ready" && Number(`+draft+`.dataset.epoch) > 1`)
 	p.do(chromedp.Click(`[data-kill="engine worker-target"]`))
-	p.until("the engine was restarted", target+`?.dataset.state === "ready" && `+target+`.textContent.includes("restarts")`)
+	p.until("the engine was restarted", target+`?.dataset.state === "ready" &&
+		`+target+`.textContent.includes("restarts")`)
 	p.chat("What is a slice in Go?")
 }
 

@@ -121,8 +121,8 @@ func Defaults() Config {
 		DegenerateWatchdog: watchdog.AfterClose, MaxN: 8, MaxQueue: 256, QueueTimeoutS: 600, NoWorkerTimeoutS: 30,
 		FailoverTimeoutS: 60, ShutdownGraceS: 30, SSEKeepaliveS: 15, StreamUsageDefault: true,
 		CORSOrigin: []string{httpapi.OriginLocal}, ResponseStoreMB: 64, BodyMemoryMB: 512,
-		ImagePolicy: imagesReplaced, CacheIsolation: "shared", UI: "on", ReadAhead: "on", Route: "prefix", PrefillCompression: "off",
-		PrefillThreshold: 32000,
+		ImagePolicy: imagesReplaced, CacheIsolation: "shared", UI: "on", ReadAhead: "on", Route: "prefix",
+		PrefillCompression: "off", PrefillThreshold: 32000,
 		PrefillKeepRatio: 0.05, PflashTimeoutS: 60, PflashRequestOverride: true, LeaseTTLS: 6, FilePollS: 2,
 		StallTimeoutS: 30, QueuedHeadersS: 10,
 	}

@@ -78,6 +78,10 @@ type hello struct {
 
 // lookOn streams what happens: rounds as they come, requests and workers from time to time.
 func (s *Server) lookOn(rw http.ResponseWriter, r *http.Request) error {
+	if r.Method == http.MethodHead { // it would last for ever
+		rw.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+		return nil
+	}
 	key, _ := s.key(r)
 	watcher, err := s.looks.Watch(live.Viewer{Owner: key.Scope(), All: s.cfg.Keys.Open()})
 	if err != nil {

@@ -184,6 +184,9 @@ func TestLook(t *testing.T) {
 		t.Error("the worker is watched although nobody looks")
 	}
 	mine, other := lookAt(t, r, "first-key-of-two"), lookAt(t, r, "second-key-of-two")
+	if a := r.Do("HEAD", "/ui/events", "", "Authorization", "Bearer first-key-of-two"); a.Status != 200 {
+		t.Errorf("HEAD: %d", a.Status)
+	}
 	if e := mine.next(typed("hello")); e["model"] != "tiny" || e["kill"] != false {
 		t.Errorf("hello %v", e)
 	}

@@ -89,7 +89,9 @@ func newEvent(worker string, m *tandemv1.WatchEvent, c *choice, tok *tokenizer.T
 		Type: kinds[m.GetKind()], Worker: worker, Number: m.GetNumber(), Start: us(m.GetStartUnixMicros()),
 		Proposed: us(m.GetProposedUs()), Draft: us(m.GetDraftUs()), Step: [2]float64{us(m.GetStepBeginUs()),
 			us(m.GetStepEndUs())}, Engine: us(m.GetEngineUs()), End: us(m.GetEndUs()), Rows: m.GetRows(),
-		BatchRows: m.GetBatchRows(), Position: m.GetPosition(), Accepted: max(0, min(len(m.GetPath())-1, int(m.GetCommitted()))), // not what follows the end of the answer
+		BatchRows: m.GetBatchRows(), Position: m.GetPosition(),
+		// Without what follows the end of the answer.
+		Accepted:  max(0, min(len(m.GetPath())-1, int(m.GetCommitted()))),
 		Committed: m.GetCommitted(), Index: m.GetOutputIndex(), choice: c,
 	}
 	if c == nil {

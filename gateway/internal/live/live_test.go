@@ -134,7 +134,8 @@ func TestWholeCharacters(t *testing.T) {
 	for _, c := range []struct {
 		text string
 		want int
-	}{{"", 0}, {"abc", 3}, {"aé", 3}, {"a\xc3", 1}, {"日", 3}, {"x日\xe6\x9c", 4}, {"\xff\xff", 2}, {"😀", 4}, {"\xf0\x9f\x98", 0}} {
+	}{{"", 0}, {"abc", 3}, {"aé", 3}, {"a\xc3", 1}, {"日", 3}, {"x日\xe6\x9c", 4},
+		{"\xff\xff", 2}, {"😀", 4}, {"\xf0\x9f\x98", 0}} {
 		if n := complete([]byte(c.text)); n != c.want {
 			t.Errorf("%q: %d, want %d", c.text, n, c.want)
 		}

@@ -327,7 +327,8 @@ type WatchEvent struct {
 	BatchRows int32 `protobuf:"varint,12,opt,name=batch_rows,json=batchRows,proto3" json:"batch_rows,omitempty"`
 	// Tokens in the sequence before the step.
 	Position int32 `protobuf:"varint,13,opt,name=position,proto3" json:"position,omitempty"`
-	// Of a round: its tree. Node 0 is the newest token of the output; parents are indices of earlier nodes, -1 for node 0.
+	// Of a round: its tree. Node 0 is the newest token of the output; parents are indices of earlier nodes, of node 0
+	// it is -1.
 	NodeTokens  []int32       `protobuf:"varint,14,rep,packed,name=node_tokens,json=nodeTokens,proto3" json:"node_tokens,omitempty"`
 	NodeParents []int32       `protobuf:"varint,15,rep,packed,name=node_parents,json=nodeParents,proto3" json:"node_parents,omitempty"`
 	NodeOrigins []TokenOrigin `protobuf:"varint,16,rep,packed,name=node_origins,json=nodeOrigins,proto3,enum=tandem.v1.TokenOrigin" json:"node_origins,omitempty"`

@@ -65,8 +65,8 @@ func (w *watched) of(r *rig, id uint64) (events []*tandemv1.WatchEvent) {
 	return events
 }
 
-// TestWatchRounds: two watchers see every token of every mode with its origin, the same texts as without watchers, trees
-// in which the accepted path is one, and nothing once they have left.
+// TestWatchRounds: two watchers see every token of every mode with its origin, the same texts as without watchers,
+// trees in which the accepted path is one, and nothing of requests without a number.
 func TestWatchRounds(t *testing.T) {
 	o := enginefake.Options{}
 	r := newRig(t, rigOptions{target: o, draft: drafttest.New(t, o, 0)})

@@ -47,8 +47,8 @@ func TestOriginsFollowTheFit(t *testing.T) {
 	}
 }
 
-// TestTokensOfRoundsBetween: a round that comes too soon is not described, and its tokens come with the next event. What
-// was noted before a gap in the output is dropped.
+// TestTokensOfRoundsBetween: a round that comes too soon is not described, and its tokens come with the next event.
+// What was noted before a gap in the output is dropped.
 func TestTokensOfRoundsBetween(t *testing.T) {
 	f := New()
 	w, err := f.Watch(1)

@@ -124,8 +124,8 @@ func (s *Speculation) Proposer() string {
 // Waited is how long the round waited for its proposal, the reading of features for the question included.
 func (s *Speculation) Waited() time.Duration { return s.exchange.waited }
 
-// Extended is the number of nodes at the end of the round's tree that prompt lookup added to the draft's proposal, before
-// Observe.
+// Extended is the number of nodes at the end of the round's tree that prompt lookup added to the draft's proposal.
+// Observe takes them away.
 func (s *Speculation) Extended() int { return s.extension.nodes() }
 
 // DraftWork is the time that the draft itself took for the proposal that the round waited for; 0 = there was none.
