@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
+	"go.uber.org/zap"
 )
 
 // page is a port for people and their tools.
@@ -48,6 +49,8 @@ func (n *node) openPage(flag, address string, h http.Handler) error {
 		return fmt.Errorf("%s: %w", flag, err)
 	}
 	n.pages = append(n.pages, page{flag, l, h})
+	// The port may be one that the system chose.
+	n.log.Info("port opened", zap.String(telemetry.KeyFlag, flag), zap.String(telemetry.KeyAddress, l.Addr().String()))
 	return nil
 }
 

@@ -91,10 +91,10 @@ func TestLogs(t *testing.T) {
 		t.Fatalf("status %d", got)
 	}
 	for name, body := range map[string]string{
-		"field":   `{` + prompt + `,"` + asked + `":1,"max_tokens":"` + asked + `"}`,
-		"type":    `{"messages":[{"role":"user","content":[{"type":"` + asked + `"}]}]}`,
-		"role":    `{"messages":[{"role":"` + asked + `","content":"x"}]}`,
-		"syntax":  `{"messages":[{"role":"user","content":"` + asked,
+		"field":  `{` + prompt + `,"` + asked + `":1,"max_tokens":"` + asked + `"}`,
+		"type":   `{"messages":[{"role":"user","content":[{"type":"` + asked + `"}]}]}`,
+		"role":   `{"messages":[{"role":"` + asked + `","content":"x"}]}`,
+		"syntax": `{"messages":[{"role":"user","content":"` + asked,
 	} {
 		if got := post("refused", body); got != http.StatusBadRequest {
 			t.Errorf("%s: status %d", name, got)
