@@ -60,8 +60,8 @@ func (n *node) closePages() {
 	}
 }
 
-// measure has the counters of heartbeats, slots and the engine read at collection time, under the names that the gateway's
-// metrics give them.
+// measure has the counters of heartbeats, slots and the engine read at collection time, under the names that the
+// gateway's metrics give them.
 func (n *node) measure(m metric.Meter) error {
 	counters, gauges := map[string]metric.Float64ObservableCounter{}, map[string]metric.Float64ObservableGauge{}
 	var all []metric.Observable

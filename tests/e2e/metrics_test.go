@@ -84,7 +84,8 @@ func TestMetricPages(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cl, err := cluster.Start(ctx, cluster.Options{Log: &log, Programs: measuring(t),
-		Env: []string{"OTEL_METRIC_EXPORT_INTERVAL=200", "TANDEM_MODELS_DIR=" + filepath.Join(root(t), "models")}, Args: []string{"--demo", "--otlp-endpoint", c.GRPC, "--log-level",
+		Env: []string{"OTEL_METRIC_EXPORT_INTERVAL=200", "TANDEM_MODELS_DIR=" + filepath.Join(root(t), "models")},
+		Args: []string{"--demo", "--otlp-endpoint", c.GRPC, "--log-level",
 			"info", "--log-format", "json", "--kv-cache-dir", t.TempDir()}})
 	if err != nil {
 		t.Fatal(err)
