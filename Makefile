@@ -299,6 +299,18 @@ bin/golangci-lint: tools/lint/go.mod
 	@touch $@
 
 # Built by hand: Go refuses to install a module that has exclude lines.
+# Not part of CI: promtool is built from a thousand packages, which takes minutes. CI parses rules and boards with
+# Prometheus' own parser and holds them against pages of real processes (tests/observability, tests/e2e).
+observability-test: bin/promtool ## check configuration, alert rules and metric pages with Prometheus' own tool
+	bin/promtool check config deploy/observability/prometheus.yaml
+	bin/promtool test rules deploy/observability/rules_test.yaml
+	$(GO) test -count=1 ./tests/observability
+	PROMTOOL=$(CURDIR)/bin/promtool $(GO) test -count=1 -run TestMetricPages ./tests/e2e
+
+bin/promtool: tools/promtool/go.mod
+	GOWORK=off GOBIN=$(CURDIR)/bin $(GO) -C tools/promtool install tool
+	@touch $@
+
 compose: bin/docker-compose ## build Docker Compose v2 into bin/ (for container tests where no package has it)
 
 bin/docker-compose: tools/compose/go.mod

@@ -24,6 +24,7 @@ const (
 	KeyState      = "state"
 	KeyEpoch      = "epoch"
 	KeyAddress    = "address"
+	KeyFlag       = "flag"
 	KeyEndpoint   = "endpoint"
 	KeyStatus     = "status"
 	KeyOutcome    = "outcome"

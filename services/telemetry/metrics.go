@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"runtime"
 	"strings"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -16,6 +17,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	metricnoop "go.opentelemetry.io/otel/metric/noop"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/exemplar"
 )
 
 // Metrics owns the meter provider of a process. The zero exporter form (Off) hands out no-op instruments.
@@ -104,11 +106,26 @@ func rpcView(i sdkmetric.Instrument) (sdkmetric.Stream, bool) {
 		AttributeFilter: func(kv attribute.KeyValue) bool {
 			return !strings.HasPrefix(string(kv.Key), "server.") && !strings.HasPrefix(string(kv.Key), "network.") &&
 				!strings.HasPrefix(string(kv.Key), "client.")
-		}}
+		},
+		ExemplarReservoirProviderSelector: traceExemplars}
 	if i.Kind == sdkmetric.InstrumentKindHistogram && i.Unit == "s" {
 		out.Aggregation = sdkmetric.AggregationExplicitBucketHistogram{Boundaries: rpcBounds}
 	}
 	return out, true
+}
+
+// traceExemplars keeps what a view's filter leaves out of exemplars, too: a socket's path alone can be longer than the
+// 128 characters that OpenMetrics allows their labels, and the page then has no exemplar.
+func traceExemplars(a sdkmetric.Aggregation) exemplar.ReservoirProvider {
+	provider := sdkmetric.DefaultExemplarReservoirProviderSelector(a)
+	return func(set attribute.Set) exemplar.Reservoir { return traceReservoir{provider(set)} }
+}
+
+type traceReservoir struct{ exemplar.Reservoir }
+
+// Offer implements exemplar.Reservoir.
+func (r traceReservoir) Offer(ctx context.Context, t time.Time, v exemplar.Value, _ []attribute.KeyValue) {
+	r.Reservoir.Offer(ctx, t, v, nil)
 }
 
 // MeterProvider returns the provider; it is never nil.

@@ -9,7 +9,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/hashicorp/go-hclog"
+	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
 )
 
@@ -98,6 +100,30 @@ func TestMetricNames(t *testing.T) {
 	}
 	if err := m.Shutdown(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestExemplarsOfCalls: the exemplar of a call names its trace, however long the peer's address is.
+func TestExemplarsOfCalls(t *testing.T) {
+	m, err := NewPrometheus("tandem-test", "v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := m.MeterProvider().Meter("x").Float64Histogram("rpc.client.call.duration", metric.WithUnit("s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := trace.TraceID{1}
+	ctx := trace.ContextWithSpanContext(t.Context(), trace.NewSpanContext(trace.SpanContextConfig{
+		TraceID: id, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled}))
+	h.Record(ctx, 0.5, metric.WithAttributes(attribute.String("server.address", strings.Repeat("/socket", 20)),
+		attribute.String("rpc.method", "Decode")))
+	request := httptest.NewRequest("GET", "/metrics", nil)
+	request.Header.Set("Accept", "application/openmetrics-text; version=1.0.0")
+	rec := httptest.NewRecorder()
+	m.Handler().ServeHTTP(rec, request)
+	if body := rec.Body.String(); !strings.Contains(body, `trace_id="`+id.String()) || strings.Contains(body, "/socket") {
+		t.Errorf("no exemplar, or one with an address:\n%s", body)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
+	"go.uber.org/zap"
 )
 
 // page is a port for people and their tools.
@@ -48,6 +49,8 @@ func (n *node) openPage(flag, address string, h http.Handler) error {
 		return fmt.Errorf("%s: %w", flag, err)
 	}
 	n.pages = append(n.pages, page{flag, l, h})
+	// The port may be one that the system chose.
+	n.log.Info("port opened", zap.String(telemetry.KeyFlag, flag), zap.String(telemetry.KeyAddress, l.Addr().String()))
 	return nil
 }
 
@@ -57,8 +60,8 @@ func (n *node) closePages() {
 	}
 }
 
-// measure has the counters of heartbeats, slots and the engine read at collection time, under the names that the gateway's
-// metrics give them.
+// measure has the counters of heartbeats, slots and the engine read at collection time, under the names that the
+// gateway's metrics give them.
 func (n *node) measure(m metric.Meter) error {
 	counters, gauges := map[string]metric.Float64ObservableCounter{}, map[string]metric.Float64ObservableGauge{}
 	var all []metric.Observable

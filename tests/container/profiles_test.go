@@ -31,7 +31,10 @@ type service struct {
 	Logging struct {
 		Options map[string]string
 	}
-	PIDs    int `json:"pids_limit"`
+	PIDs  int `json:"pids_limit"`
+	Ports []struct {
+		HostIP string `json:"host_ip"`
+	}
 	Secrets []struct{ Source string }
 	Deploy  struct {
 		Resources struct {
@@ -109,6 +112,43 @@ func TestComposeProfiles(t *testing.T) {
 				t.Errorf("builds %v, want %v", builds, want)
 			}
 		})
+	}
+}
+
+// TestObservabilityProfile: what looks at the cluster has pinned images, files that exist, bounded logs, and ports on
+// this machine only.
+func TestObservabilityProfile(t *testing.T) {
+	root, err := cluster.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	services := config(t, root, findCompose(t, root), "observability")
+	for _, name := range []string{"prometheus", "collector", "tempo", "grafana"} {
+		s, ok := services[name]
+		if !ok {
+			t.Errorf("there is no %s", name)
+			continue
+		}
+		_, tag, _ := strings.Cut(s.Image, ":")
+		if tag == "" || tag == "latest" || s.Logging.Options["max-size"] == "" || s.PIDs == 0 {
+			t.Errorf("%s: image %s, logs %v, %d processes", name, s.Image, s.Logging.Options, s.PIDs)
+		}
+		for _, port := range s.Ports {
+			if port.HostIP != "127.0.0.1" {
+				t.Errorf("%s is open at %s", name, port.HostIP)
+			}
+		}
+		for _, v := range s.Volumes {
+			if v.Type != "bind" {
+				continue
+			}
+			if _, err := os.Stat(v.Source); err != nil || !v.ReadOnly {
+				t.Errorf("%s mounts %s, read-only %v: %v", name, v.Source, v.ReadOnly, err)
+			}
+		}
+	}
+	if len(services) != 5 {
+		t.Errorf("%d services, want the gateway and four that look at it", len(services))
 	}
 }
 

@@ -224,8 +224,8 @@ func TestVariablesAreListed(t *testing.T) {
 }
 
 // containerVariables are variables of compose.yaml and of the launchers that are no program's.
-var containerVariables = regexp.MustCompile(`^TANDEM_(BIND|(TARGET|DRAFT|PREFILL)_FILE|MODELS_DIR|(CUDA|HIP)_(DEVICE|ARCHS)|(VIDEO|RENDER)_GID|` +
-	`(GO|BASE)_IMAGE|(CUDA|ROCM)_(BUILD|BASE)|VERSION|(GATEWAY_)?MEMORY_LIMIT|CONTEXT|CLIENT_HOME)$`)
+var containerVariables = regexp.MustCompile(`^TANDEM_(BIND|(GRAFANA|PROMETHEUS)_PORT|(TARGET|DRAFT|PREFILL)_FILE|MODELS_DIR|` +
+	`(CUDA|HIP)_(DEVICE|ARCHS)|(VIDEO|RENDER)_GID|(GO|BASE)_IMAGE|(CUDA|ROCM)_(BUILD|BASE)|VERSION|(GATEWAY_)?MEMORY_LIMIT|CONTEXT|CLIENT_HOME)$`)
 
 // TestComposeAndLaunchersUseTheSameNames looks at every variable of compose.yaml and of the launchers: it is a setting
 // of theirs alone, or it means what it means to the programs.

@@ -100,8 +100,8 @@ func TestAccessLines(t *testing.T) {
 			}
 		}
 		if c.want["tokens"] == served["tokens"] &&
-			slices.ContainsFunc([]string{"prompt_tokens", "ttft_ms", "tokens_per_s", "duration_ms", "rounds", "drafted", "accepted",
-				"queue_ms", "compress_ms", "restore_ms", "prefill_ms", "decode_ms", "retries", "worker"},
+			slices.ContainsFunc([]string{"prompt_tokens", "ttft_ms", "tokens_per_s", "duration_ms", "rounds", "drafted",
+				"accepted", "queue_ms", "compress_ms", "restore_ms", "prefill_ms", "decode_ms", "retries", "worker"},
 				func(name string) bool { return got[name] == nil }) {
 			t.Errorf("%s: no times or counts in %v", c.name, got)
 		}

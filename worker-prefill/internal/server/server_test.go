@@ -144,7 +144,8 @@ func TestRequestsAreLogged(t *testing.T) {
 		}
 		got := lines[0].ContextMap()
 		if got["request_id"] != id || got["outcome"] != want || (err == nil) != (want == "ok") ||
-			got["prompt_tokens"] != int64(len(m.Tokens)) || got["wait_ms"] == nil || got["score_ms"] == nil || (got["tokens"] == int64(0)) == (want == "ok") {
+			got["prompt_tokens"] != int64(len(m.Tokens)) || got["wait_ms"] == nil || got["score_ms"] == nil ||
+			(got["tokens"] == int64(0)) == (want == "ok") {
 			t.Errorf("%s: %v, %v", id, got, err)
 		}
 	}
