@@ -119,7 +119,8 @@ func Main(args []string, in io.Reader, out, errOut io.Writer) int {
 		args = []string{"--help"}
 	}
 	result := config.Parse(&commands, "tandem", "Tandem: fast, lossless speculative inference of open language models.",
-		args, config.Streams{Out: out, Err: errOut}, groupFlags(), kong.Vars{"hub": hub.DefaultBase, "gateway": defaultServer()})
+		args, config.Streams{Out: out, Err: errOut}, groupFlags(),
+		kong.Vars{"hub": hub.DefaultBase, "gateway": defaultServer()})
 	if result.Done {
 		return result.Exit
 	}

@@ -59,7 +59,9 @@ func TestTrust(t *testing.T) {
 // TestNoGateway: commands look where tandem run does, and say what to do when nobody is there.
 func TestNoGateway(t *testing.T) {
 	t.Setenv("TANDEM_PORT", "1")
-	for _, args := range [][]string{{"health"}, {"top", "--once"}, {"trace", "req-1"}, {"run", "--server", "127.0.0.1:1", "hi"}} {
+	for _, args := range [][]string{
+		{"health"}, {"top", "--once"}, {"trace", "req-1"}, {"run", "--server", "127.0.0.1:1", "hi"},
+	} {
 		code, _, errOut := tandem(t, "", args...)
 		if code != 1 || !strings.Contains(errOut, "no gateway at http://127.0.0.1:1: tandem serve starts one") {
 			t.Errorf("%s: status %d, %s", args, code, errOut)
