@@ -1,8 +1,8 @@
 // Package watch describes the rounds and prompt steps of a worker to those who watch them.
 //
 // Each slot has a Recorder, which asks the worker's Feed once a round whether anybody watches: an atomic load. Only
-// then does it read the clock and copy anything. Events of one request are at least Feed's interval apart; tokens of rounds
-// between two events come with the later one, so that no token lacks its origin.
+// then does it read the clock and copy anything. Events of one request are at least Feed's interval apart; tokens of
+// rounds between two events come with the later one, so that no token lacks its origin.
 package watch
 
 import (
