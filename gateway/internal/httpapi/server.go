@@ -231,10 +231,13 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	return s, nil
 }
 
-// Endpoints lists "METHOD PATH" of all routes, sorted.
+// Endpoints lists "METHOD PATH" of all routes, sorted, without the files that the live page consists of.
 func (s *Server) Endpoints() []string {
 	var out []string
 	for path, rt := range s.routes {
+		if strings.HasPrefix(path, "/ui/") && rt.access == accessOpen {
+			continue
+		}
 		for m := range rt.methods {
 			out = append(out, m+" "+path)
 		}
