@@ -112,7 +112,7 @@ func run(ctx context.Context, o options) (*results, error) {
 	rig := o.rig
 	if rig == "" {
 		rig = filepath.Join(dir, "rig.json")
-		if _, err := tandem(ctx, o, "probe", "--model", o.model, "--device", o.device, "--threads", o.threads, "--json",
+		if _, err := tandem(ctx, o, "probe", "--model", o.model, "--device", o.device, "--threads", o.threads, "--out",
 			rig); err != nil {
 			return nil, err
 		}
@@ -149,11 +149,11 @@ func tandem(ctx context.Context, o options, args ...string) ([]byte, error) {
 
 // plan asks for the predictions of a layout.
 func plan(ctx context.Context, o options, rig, devices, split string, kept float64) (*predictions, error) {
-	args := []string{"plan", o.model, "--draft", o.draft, "--rig", rig, "--json", "--target-devices", devices,
-		"--draft-device", o.device, "--accepted", strconv.FormatFloat(kept, 'g', 6, 64), "--ddtree-budget",
-		strconv.Itoa(o.block - 1)}
+	args := []string{"plan", o.model, "--draft", o.draft, "--rig", rig, "--json", "--on", devices, "--draft-on",
+		o.device, "--accepted", strconv.FormatFloat(kept, 'g', 6, 64), "--tree-rows",
+		strconv.Itoa(o.block)}
 	if split != "" {
-		args = append(args, "--target-layer-split", split)
+		args = append(args, "--split", split)
 	}
 	text, err := tandem(ctx, o, args...)
 	if err != nil {

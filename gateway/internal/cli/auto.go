@@ -93,7 +93,8 @@ func (c *ServeCmd) fix(rig *placement.Rig, task *placement.Task) (err error) {
 	if f.Stages, err = placesOf(rig, "--target-devices", stages); err != nil {
 		return err
 	}
-	if f.Split, err = splitOf(c.TargetLayerSplit, len(f.Stages), len(task.Target.Layers)); err != nil {
+	layers := len(task.Target.Layers)
+	if f.Split, err = splitOf("--target-layer-split", c.TargetLayerSplit, len(f.Stages), layers); err != nil {
 		return err
 	}
 	if f.Draft, err = placeOf(rig, "--draft-device", own(c.DraftDevice)); err != nil {

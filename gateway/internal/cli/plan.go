@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/probe"
 	"github.com/tandem-inference/tandem/services/config"
 	"github.com/tandem-inference/tandem/services/device"
-	"github.com/tandem-inference/tandem/services/workernode"
+	"github.com/tandem-inference/tandem/services/kvtype"
 )
 
 // usualContext is the context that is planned for when none is given, in tokens; at most the model's.
@@ -30,14 +30,14 @@ type PlanCmd struct {
 	Prompt     int64          `default:"4096" help:"Prompt tokens of the request for which layouts are compared."`
 	Answer     int64          `default:"512" help:"Answer tokens of that request."`
 	Accepted   float64        `default:"4" help:"Assumption: tokens that a round keeps of a chain as long as the draft's block, its own included."`
-	JSON       bool           `name:"json" env:"-" help:"Print the plan as JSON."`
+	JSON       bool           `name:"json" env:"-" help:"Print the results as JSON."`
 
-	TargetDevices    []string `placeholder:"NAME,…" help:"Devices that the target must run on, in the order of its layers: cuda:0,hip:0, or HOST/cuda:0 of other hosts. Default: the fastest are found."`
-	TargetLayerSplit string   `default:"auto" placeholder:"N,…" help:"Layers of each of --target-devices; auto = the fastest split is found."`
-	DraftDevice      string   `placeholder:"NAME" help:"Device that the draft must run on."`
-	PrefillDevice    string   `placeholder:"NAME" help:"Device that the scorer must run on."`
-	CacheType        string   `default:"auto" enum:"${kv_choices}" help:"Type of cached keys and values: ${kv_choices}; auto = the first of f16, q8_0, q5_1, q5_0, q4_1, q4_0, tq3_0 that fits."`
-	DDTreeBudget     int      `name:"ddtree-budget" default:"0" help:"Nodes of draft trees, 0 = the fastest number is found."`
+	On       []string `placeholder:"NAME,…" help:"Devices that the target must run on, in the order of its layers: cuda:0,hip:0, or HOST/cuda:0 of other hosts. Default: the fastest are found."`
+	Split    string   `default:"auto" placeholder:"N,…" help:"Layers of each device of --on, such as 40,24; auto = the fastest split is found."`
+	DraftOn  string   `placeholder:"NAME" help:"Device that the draft must run on."`
+	ScorerOn string   `placeholder:"NAME" help:"Device that the scorer must run on."`
+	KV       string   `name:"kv" default:"auto" enum:"${kv_choices}" help:"Type of cached keys and values: ${kv_choices}; auto = the first of f16, q8_0, q5_1, q5_0, q4_1, q4_0, tq3_0 that fits."`
+	TreeRows int      `default:"0" help:"Rows of the trees that a round verifies, 0 = the fastest number is found."`
 	ProbeFlags
 	StoreFlags
 }
@@ -56,14 +56,11 @@ func (c *PlanCmd) Validate() error {
 			problems = append(problems, fmt.Errorf("%s: %w", f.flag, err))
 		}
 	}
-	if c.DDTreeBudget < 0 {
-		problems = append(problems, fmt.Errorf("--ddtree-budget: %d is negative", c.DDTreeBudget))
+	if c.DraftOn != "" && c.Draft == "" {
+		problems = append(problems, errors.New("--draft-on: needs --draft"))
 	}
-	if c.DraftDevice != "" && c.Draft == "" {
-		problems = append(problems, errors.New("--draft-device: needs --draft"))
-	}
-	if c.PrefillDevice != "" && c.Scorer == "" {
-		problems = append(problems, errors.New("--prefill-device: needs --scorer"))
+	if c.ScorerOn != "" && c.Scorer == "" {
+		problems = append(problems, errors.New("--scorer-on: needs --scorer"))
 	}
 	return errors.Join(problems...)
 }
@@ -122,24 +119,22 @@ func (c *PlanCmd) rig(e *env) (*placement.Rig, error) {
 // fix resolves the parts of the layout that flags state.
 func (c *PlanCmd) fix(rig *placement.Rig, task *placement.Task) (err error) {
 	f := &task.Fixed
-	if f.Stages, err = placesOf(rig, "--target-devices", c.TargetDevices); err != nil {
+	if f.Stages, err = placesOf(rig, "--on", c.On); err != nil {
 		return err
 	}
-	if f.Split, err = splitOf(c.TargetLayerSplit, len(f.Stages), len(task.Target.Layers)); err != nil {
+	if f.Split, err = splitOf("--split", c.Split, len(f.Stages), len(task.Target.Layers)); err != nil {
 		return err
 	}
-	if f.Draft, err = placeOf(rig, "--draft-device", c.DraftDevice); err != nil {
+	if f.Draft, err = placeOf(rig, "--draft-on", c.DraftOn); err != nil {
 		return err
 	}
-	if f.Scorer, err = placeOf(rig, "--prefill-device", c.PrefillDevice); err != nil {
+	if f.Scorer, err = placeOf(rig, "--scorer-on", c.ScorerOn); err != nil {
 		return err
 	}
-	if c.CacheType != "auto" {
-		f.KV = c.CacheType
+	if c.KV != kvtype.Auto {
+		f.KV = c.KV
 	}
-	if c.DDTreeBudget > 0 {
-		f.TreeRows = c.DDTreeBudget + 1
-	}
+	f.TreeRows = c.TreeRows
 	return nil
 }
 
@@ -200,15 +195,28 @@ func placeOf(rig *placement.Rig, flag, name string) (*placement.Place, error) {
 	return &placement.Place{Host: h, Device: d}, nil
 }
 
-// splitOf reads --target-layer-split; nil of auto.
-func splitOf(text string, stages, layers int) ([]int, error) {
+// splitOf reads the layers of stages; nil of auto.
+func splitOf(flag, text string, stages, layers int) ([]int, error) {
 	if text == "" || text == "auto" {
 		return nil, nil
 	}
 	if stages == 0 {
-		return nil, errors.New("--target-layer-split: needs --target-devices")
+		return nil, fmt.Errorf("%s: needs the devices", flag)
 	}
-	return workernode.SplitLayers(text, stages, layers)
+	var counts []int
+	sum := 0
+	for word := range strings.SplitSeq(text, ",") {
+		n, err := strconv.Atoi(strings.TrimSpace(word))
+		if err != nil || n < 1 {
+			return nil, fmt.Errorf("%s: wants layers for each device such as 40,24, or auto, got %q", flag, text)
+		}
+		counts, sum = append(counts, n), sum+n
+	}
+	if len(counts) != stages || sum != layers {
+		return nil, fmt.Errorf("%s: %s are %d layers of %d stages, the model has %d for %d", flag, text, sum, len(counts),
+			layers, stages)
+	}
+	return counts, nil
 }
 
 // apply sets the flags of workers that make a plan for this host; those that keep names stay as the user gave them.

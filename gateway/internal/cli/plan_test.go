@@ -35,8 +35,8 @@ func TestPlan(t *testing.T) {
 			t.Errorf("no %q in:\n%s", want, out)
 		}
 	}
-	code, out, errOut = tandem(t, "", "plan", target, "--rig", rig, "--json", "--target-devices", "cpu,cuda:0",
-		"--target-layer-split", "10,54", "--cache-type", "q8_0", "--max-ctx", "8192", "--concurrent", "2")
+	code, out, errOut = tandem(t, "", "plan", target, "--rig", rig, "--json", "--on", "cpu,cuda:0",
+		"--split", "10,54", "--kv", "q8_0", "--max-ctx", "8192", "--concurrent", "2")
 	if code != 0 {
 		t.Fatal(errOut)
 	}
@@ -97,22 +97,24 @@ func TestPlanRefuses(t *testing.T) {
 	if err := os.WriteFile(bad, []byte(`{"hosts":[]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	on := func(args ...string) []string { return append([]string{target, "--rig", rig}, args...) }
 	for want, args := range map[string][]string{
 		"--rig: " + bad + ": rig: hosts: there are none":       {target, "--rig", bad},
-		"--target-devices: host box has no device hip:0":       {target, "--rig", rig, "--target-devices", "hip:0"},
-		`--target-devices: the rig has no host "shed"`:         {target, "--rig", rig, "--target-devices", "shed/cpu"},
-		"--target-layer-split: needs --target-devices":         {target, "--rig", rig, "--target-layer-split", "3,61"},
-		"--target-layer-split: 3,60 are 63 layers of 2 stages": {target, "--rig", rig, "--target-devices", "cpu,cuda:0", "--target-layer-split", "3,60"},
-		"--draft-device: needs --draft":                        {target, "--rig", rig, "--draft-device", "cpu"},
-		"--prefill-device: needs --scorer":                     {target, "--rig", rig, "--prefill-device", "cpu"},
-		"accepted: is 0, must be 1..16":                        {target, "--rig", rig, "--accepted", "0"},
-		"concurrent: is 0, must be 1..16777216":                {target, "--rig", rig, "--concurrent", "0"},
-		"is no draft of":                                       {target, "--draft", target, "--rig", rig},
-		"no layout fits: Qwen3.6-27B Q4_K_M takes 15.9 GiB of": {target, "--rig", rig, "--target-devices", "cuda:0", "--concurrent", "64"},
-		"another type of cached keys and values would fit":     {target, "--draft", draft, "--rig", rig, "--target-devices", "cuda:0", "--draft-device", "cuda:0", "--cache-type", "f16"},
-		"--ddtree-budget: -1 is negative":                      {target, "--rig", rig, "--ddtree-budget", "-1"},
-		"tree rows: are 100, must be at most 64":               {target, "--rig", rig, "--ddtree-budget", "99"},
-		"--draft: stat ":                                       {target, "--rig", rig, "--draft", filepath.Join(t.TempDir(), "nowhere")},
+		"--on: host box has no device hip:0":                   on("--on", "hip:0"),
+		`--on: the rig has no host "shed"`:                     on("--on", "shed/cpu"),
+		"--split: needs the devices":                           on("--split", "3,61"),
+		"--split: 3,60 are 63 layers of 2 stages":              on("--on", "cpu,cuda:0", "--split", "3,60"),
+		"--split: wants layers for each device":                on("--on", "cpu,cuda:0", "--split", "3,many"),
+		"--draft-on: needs --draft":                            on("--draft-on", "cpu"),
+		"--scorer-on: needs --scorer":                          on("--scorer-on", "cpu"),
+		"accepted: is 0, must be 1..16":                        on("--accepted", "0"),
+		"concurrent: is 0, must be 1..16777216":                on("--concurrent", "0"),
+		"is no draft of":                                       on("--draft", target),
+		"no layout fits: Qwen3.6-27B Q4_K_M takes 15.9 GiB of": on("--on", "cuda:0", "--concurrent", "64"),
+		"another type of cached keys and values would fit": on("--draft", draft, "--on", "cuda:0", "--draft-on", "cuda:0",
+			"--kv", "f16"),
+		"tree rows: are 100, must be at most 64": on("--tree-rows", "100"),
+		"--draft: stat ":                         on("--draft", filepath.Join(t.TempDir(), "nowhere")),
 	} {
 		if code, _, errOut := tandem(t, "", append([]string{"plan"}, args...)...); code == 0 ||
 			!strings.Contains(errOut, want) {

@@ -32,11 +32,11 @@ func (f *ProbeFlags) program() (string, error) {
 
 // ProbeCmd is tandem probe.
 type ProbeCmd struct {
-	Model   string   `type:"existingfile" placeholder:"PATH" help:"Target whose layers are measured; default: a small model that is made for it. A plan for a model is closer with figures of its own layers."`
-	Device  []string `placeholder:"NAME,…" help:"Devices to measure: cpu, cuda:0, hip:0; default: all that have an engine library here."`
-	JSON    string   `name:"json" type:"path" placeholder:"FILE" help:"Write the rig to this file, for tandem plan --rig; - for standard output."`
-	Name    string   `placeholder:"NAME" help:"Name of this host in the rig; default: the system's."`
-	Address string   `placeholder:"HOST" help:"Address at which other hosts of a rig reach this one."`
+	Model       string   `type:"existingfile" placeholder:"PATH" help:"Target whose layers are measured; default: a small model that is made for it. A plan for a model is closer with figures of its own layers."`
+	Device      []string `placeholder:"NAME,…" help:"Devices to measure: cpu, cuda:0, hip:0; default: all that have an engine library here."`
+	Out         string   `type:"path" placeholder:"FILE" help:"Write the rig to this file, for tandem plan --rig; - for standard output."`
+	HostName    string   `placeholder:"NAME" help:"Name of this host in the rig; default: the system's."`
+	HostAddress string   `placeholder:"HOST" help:"Address at which other hosts of a rig reach this one."`
 	ProbeFlags
 }
 
@@ -60,7 +60,7 @@ func (c *ProbeCmd) Run(e *env) error {
 		return err
 	}
 	rig, err := measure(e.ctx, e.err, probe.Config{Program: program, Devices: c.Device, Model: c.Model,
-		Threads: c.Threads, Name: c.Name, Address: c.Address})
+		Threads: c.Threads, Name: c.HostName, Address: c.HostAddress})
 	if err != nil {
 		return err
 	}
@@ -68,14 +68,14 @@ func (c *ProbeCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
-	switch c.JSON {
+	switch c.Out {
 	case "-":
 		_, err := e.out.Write(text)
 		return err
 	case "":
 	default:
-		if err := os.WriteFile(c.JSON, text, 0o644); err != nil {
-			return fmt.Errorf("--json: %w", err)
+		if err := os.WriteFile(c.Out, text, 0o644); err != nil {
+			return fmt.Errorf("--out: %w", err)
 		}
 	}
 	return showRig(e.out, rig)

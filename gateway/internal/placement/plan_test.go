@@ -131,7 +131,8 @@ func TestNoFitSaysWhatWould(t *testing.T) {
 	}
 	task.Lanes, task.Context = 1, 262144
 	task.Fixed.KV = "f16"
-	if _, err = Search(one, task); !errors.Is(err, ErrNoFit) || !strings.Contains(err.Error(), "a context of 65536 would fit") ||
+	if _, err = Search(one, task); !errors.Is(err, ErrNoFit) ||
+		!strings.Contains(err.Error(), "a context of 65536 would fit") ||
 		!strings.Contains(err.Error(), "another type of cached keys and values would fit") {
 		t.Errorf("262144 positions in f16: %v", err)
 	}

@@ -1,7 +1,7 @@
 // Package probe measures the devices of a host as workers use them: through engine processes, with layers of a model.
 //
-// Two engines are open at a time, one with so many layers, one with twice as many. What both take is the cost of a step;
-// the difference is that of the layers. Steps of both take turns, so that other load on the machine meets both alike.
+// Two engines are open at a time, one with twice the layers of the other. What both take is the cost of a step; the
+// difference is that of the layers. Steps of both take turns, so that other load on the machine meets both alike.
 package probe
 
 import (
@@ -272,8 +272,8 @@ func (b *bench) open(ctx context.Context, first, last int) (_ *subject, err erro
 	return s, nil
 }
 
-// usual is the time of a run: the lower quartile. Other load only ever adds to times, so that their median would be that
-// of the load.
+// usual is the time of a run: the lower quartile. Other load only ever adds to times, so that their median would hold
+// some of it.
 func usual(times []float64) float64 {
 	slices.Sort(times)
 	return times[len(times)/4]

@@ -91,15 +91,16 @@ func TestNoiseMakesNoNonsense(t *testing.T) {
 	for i, n := range rows {
 		times.Rows = append(times.Rows, RowTimes{n, 5e-3, 5e-3 / float64(i+1)})
 	}
-	r := placement.Rig{Hosts: []placement.Host{{Name: "h", Devices: []placement.Device{{Name: "cpu", Card: "x", Free: 1 << 30,
-		Cost: times.Cost()}}}}}
+	d := placement.Device{Name: "cpu", Card: "x", Free: 1 << 30, Cost: times.Cost()}
+	r := placement.Rig{Hosts: []placement.Host{{Name: "h", Devices: []placement.Device{d}}}}
 	if err := r.Complete(); err != nil {
 		t.Error(err)
 	}
 }
 
 func TestDevices(t *testing.T) {
-	root := fstest.MapFS{"proc/driver/nvidia/gpus/0000:01:00.0/information": {}, "proc/driver/nvidia/gpus/0000:02:00.0/information": {},
+	root := fstest.MapFS{"proc/driver/nvidia/gpus/0000:01:00.0/information": {},
+		"proc/driver/nvidia/gpus/0000:02:00.0/information": {},
 		"sys/class/kfd/kfd/topology/nodes/0/properties": {Data: []byte("simd_count 0\n")},
 		"sys/class/kfd/kfd/topology/nodes/1/properties": {Data: []byte("simd_count 192\n")}}
 	dir := t.TempDir()
