@@ -206,6 +206,13 @@ var Fields = map[protoreflect.FullName]Rule{
 	"tandem.v1.DecodeRequest.peer":             by("worker-target/internal/server check"),
 	"tandem.v1.DecodeRequest.watch":            {Any: "is echoed"},
 
+	"tandem.v1.IssueCertificateRequest.request":    by("services/identity Issuer: at most 16 KiB, and what x509 parses"),
+	"tandem.v1.IssueCertificateRequest.join_token": by("services/identity Authority.Redeem: is compared"),
+	"tandem.v1.IssueCertificateRequest.role":       by("services/identity Authority.Redeem"),
+	"tandem.v1.IssueCertificateRequest.worker_id":  by("services/identity Authority.Redeem"),
+	"tandem.v1.IssueCertificateResponse.chain":     by("services/identity Member.ask: is verified"),
+	"tandem.v1.IssueCertificateResponse.roots":     by("services/identity Member.ask: of a gateway that is known"),
+
 	"tandem.v1.WatchRoundsRequest.max_per_second": by("worker-target/internal/server WatchRounds"),
 	"tandem.v1.WatchRoundsResponse.event":         {Inner: true},
 	"tandem.v1.WatchRoundsResponse.dropped":       {Any: "a count"},

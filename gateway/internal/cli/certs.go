@@ -122,7 +122,7 @@ func (c *CertsIssueCmd) Run(e *env) error {
 // CertsRotateCmd is tandem certs rotate.
 type CertsRotateCmd struct {
 	AuthorityFlags
-	Drop bool `help:"Trust the old authority no more, nor any certificate that it issued: for keys that others may have. All workers of other hosts need new tokens."`
+	Revoke bool `help:"Trust the old authority no more, nor any certificate that it issued: for keys that others may have. All workers of other hosts need new tokens."`
 }
 
 // Run replaces the authority.
@@ -131,7 +131,7 @@ func (c *CertsRotateCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
-	if err := a.Rotate(app.GatewayName(), c.Drop); err != nil {
+	if err := a.Rotate(app.GatewayName(), c.Revoke); err != nil {
 		return err
 	}
 	fmt.Fprintln(e.out, "The authority is replaced; a running gateway takes it within seconds.")

@@ -36,7 +36,7 @@ type PlanCmd struct {
 	Split    string   `default:"auto" placeholder:"N,…" help:"Layers of each device of --on, such as 40,24; auto = the fastest split is found."`
 	DraftOn  string   `placeholder:"NAME" help:"Device that the draft must run on."`
 	ScorerOn string   `placeholder:"NAME" help:"Device that the scorer must run on."`
-	KV       string   `name:"kv" default:"auto" enum:"${kv_choices}" help:"Type of cached keys and values: ${kv_choices}; auto = the first of f16, q8_0, q5_1, q5_0, q4_1, q4_0, tq3_0 that fits."`
+	KV       string   `name:"kv-format" default:"auto" enum:"${kv_choices}" help:"Type of cached keys and values: ${kv_choices}; auto = the first of f16, q8_0, q5_1, q5_0, q4_1, q4_0, tq3_0 that fits."`
 	TreeRows int      `default:"0" help:"Rows of the trees that a round verifies, 0 = the fastest number is found."`
 	ProbeFlags
 	StoreFlags

@@ -36,7 +36,7 @@ func TestPlan(t *testing.T) {
 		}
 	}
 	code, out, errOut = tandem(t, "", "plan", target, "--rig", rig, "--json", "--on", "cpu,cuda:0",
-		"--split", "10,54", "--kv", "q8_0", "--max-ctx", "8192", "--concurrent", "2")
+		"--split", "10,54", "--kv-format", "q8_0", "--max-ctx", "8192", "--concurrent", "2")
 	if code != 0 {
 		t.Fatal(errOut)
 	}
@@ -112,7 +112,7 @@ func TestPlanRefuses(t *testing.T) {
 		"is no draft of":                                       on("--draft", target),
 		"no layout fits: Qwen3.6-27B Q4_K_M takes 15.9 GiB of": on("--on", "cuda:0", "--concurrent", "64"),
 		"another type of cached keys and values would fit": on("--draft", draft, "--on", "cuda:0", "--draft-on", "cuda:0",
-			"--kv", "f16"),
+			"--kv-format", "f16"),
 		"tree rows: are 100, must be at most 64": on("--tree-rows", "100"),
 		"--draft: stat ":                         on("--draft", filepath.Join(t.TempDir(), "nowhere")),
 	} {
