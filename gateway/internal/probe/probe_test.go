@@ -101,8 +101,8 @@ func TestNoiseMakesNoNonsense(t *testing.T) {
 func TestDevices(t *testing.T) {
 	root := fstest.MapFS{"proc/driver/nvidia/gpus/0000:01:00.0/information": {},
 		"proc/driver/nvidia/gpus/0000:02:00.0/information": {},
-		"sys/class/kfd/kfd/topology/nodes/0/properties": {Data: []byte("simd_count 0\n")},
-		"sys/class/kfd/kfd/topology/nodes/1/properties": {Data: []byte("simd_count 192\n")}}
+		"sys/class/kfd/kfd/topology/nodes/0/properties":    {Data: []byte("simd_count 0\n")},
+		"sys/class/kfd/kfd/topology/nodes/1/properties":    {Data: []byte("simd_count 192\n")}}
 	dir := t.TempDir()
 	for _, name := range []string{"libtandem_cpu.so", "libtandem_cuda.so"} {
 		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
