@@ -93,7 +93,7 @@ func Selectors(root string) ([]Selector, error) {
 			if v, ok := n.(*parser.VectorSelector); ok {
 				s := Selector{Place: place, Metric: v.Name}
 				for _, m := range v.LabelMatchers {
-					if m.Name != labels.MetricName {
+					if m.Name != model.MetricNameLabel {
 						s.Labels = append(s.Labels, m.Name)
 					}
 				}
