@@ -224,12 +224,15 @@ func TestStreamsShareStages(t *testing.T) {
 			t.Errorf("%d streams share a step of three stages", len(s.Groups))
 		}
 	}), free)
-	var wait sync.WaitGroup
-	for range 2 {
-		seq, err := line.NewSequence(t.Context())
-		if err != nil {
+	var sequences [2]engine.Sequence // both before the first step, which making one would wait for
+	for i := range sequences {
+		var err error
+		if sequences[i], err = line.NewSequence(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+	}
+	var wait sync.WaitGroup
+	for _, seq := range sequences {
 		wait.Go(func() {
 			for i := range 20 {
 				step := &engine.Step{
