@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/tandem-inference/tandem/services/config"
+	"github.com/tandem-inference/tandem/services/racetest"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -40,6 +41,9 @@ func big(t *testing.T) *Task {
 
 // TestPlans compares plans of described rigs with files: go test ./gateway/internal/placement -update writes them.
 func TestPlans(t *testing.T) {
+	if racetest.Enabled {
+		t.Skip("takes a minute under the race detector, and has one goroutine")
+	}
 	for _, tt := range []struct {
 		name, rig string
 		change    func(*Task)
