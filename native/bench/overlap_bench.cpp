@@ -12,64 +12,31 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
 #include <map>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "bench_engine.h"
 #include "gguf/json.h"
 #include "gguf/safetensors.h"
 #include "tandem/engine.h"
 
 using namespace tnd;
+using namespace tnd::bench;
 
 namespace {
 
 constexpr int32_t kPrompt = 256;  // rows of a step that reads a prompt
 
-double cpu_us() {
-  timespec t;
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) * 1e6 + static_cast<double>(t.tv_nsec) / 1e3;
-}
-
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v.empty() ? 0 : v[v.size() / 2];
-}
-
-struct Engine {
-  tnd_engine* e = nullptr;
+// An engine with one sequence, on a thread.
+struct Alone : Engine {
   int32_t sequence = 0;
 
-  Engine(uint32_t role, const std::string& model, const std::string& tables) {
-    tnd_open_options o{};
-    o.struct_size = sizeof o;
-    o.role = role;
-    o.model_path = model.c_str();
-    o.tables_path = tables.empty() ? nullptr : tables.c_str();
-    o.threads = 1;
-    o.max_sequences = 1;
-    o.max_context = 1024;
-    o.max_batch_rows = kPrompt;
-    o.kv_type_k = o.kv_type_v = TND_KV_DEFAULT;
-    o.max_top_k = 8;
-    char error[1024] = "";
-    if (tnd_open(&o, &e, error, sizeof error) != TND_OK) {
-      std::fprintf(stderr, "%s\n", error);
-      std::exit(1);
-    }
+  Alone(uint32_t role, const std::string& model, const std::string& tables)
+      : Engine(role, model, tables, 1024, 1, 1, kPrompt) {
     check(tnd_sequence_create(e, &sequence));
-  }
-  ~Engine() { tnd_close(e); }
-  void check(tnd_status s) const {
-    if (s == TND_OK) return;
-    char text[1024];
-    tnd_last_error(e, text, sizeof text);
-    std::fprintf(stderr, "%s\n", text);
-    std::exit(1);
   }
 };
 
@@ -209,7 +176,7 @@ class Pair {
     }
   }
 
-  Engine target_, draft_;
+  Alone target_, draft_;
   size_t width_ = 0;  // of a feature row
   int block_ = 0;
   std::vector<int32_t> text_, path_;

@@ -11,51 +11,16 @@
 #include <string>
 #include <vector>
 
+#include "bench_engine.h"
 #include "tandem/engine.h"
+
+using tnd::bench::Engine;
 
 namespace {
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
-
-struct Engine {
-  tnd_engine* e = nullptr;
-  Engine(uint32_t role, const std::string& model, const std::string& tables, int32_t context, int32_t threads,
-         int32_t sequences = 1) {
-    tnd_open_options o{};
-    o.struct_size = sizeof o;
-    o.role = role;
-    o.model_path = model.c_str();
-    o.tables_path = tables.empty() ? nullptr : tables.c_str();
-    o.threads = threads;
-    o.max_sequences = sequences;
-    o.max_context = context;
-    o.kv_type_k = o.kv_type_v = TND_KV_DEFAULT;
-    o.max_top_k = 8;
-    char error[1024] = "";
-    if (tnd_open(&o, &e, error, sizeof error) != TND_OK) {
-      std::fprintf(stderr, "%s\n", error);
-      std::exit(1);
-    }
-  }
-  ~Engine() { tnd_close(e); }
-  void check(tnd_status s) const {
-    if (s == TND_OK) return;
-    char text[1024];
-    tnd_last_error(e, text, sizeof text);
-    std::fprintf(stderr, "%s\n", text);
-    std::exit(1);
-  }
-  std::map<std::string, uint64_t> stats() const {
-    tnd_stat s[128];
-    uint64_t n = 128;
-    check(tnd_stats(e, s, &n));
-    std::map<std::string, uint64_t> m;
-    for (uint64_t i = 0; i < n; i++) m[s[i].name] = s[i].value;
-    return m;
-  }
-};
 
 void print_phases(const std::map<std::string, uint64_t>& before, const std::map<std::string, uint64_t>& after,
                   double per) {

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "bench_engine.h"
 #include "kv_types.h"
 #include "rates.h"
 #include "synthetic_model.h"
@@ -19,6 +20,7 @@
 
 namespace {
 
+using tnd::bench::median;
 using tnd::bench::Rates;
 using tnd::bench::SyntheticModel;
 using tnd::bench::SyntheticShape;
@@ -87,11 +89,6 @@ struct Options {
 
 double now_ms() {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
 }
 
 void check(tnd_engine* e, tnd_status s, const char* what) {

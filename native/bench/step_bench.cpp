@@ -13,25 +13,19 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <ctime>
 #include <iterator>
 #include <string>
 #include <vector>
 
+#include "bench_engine.h"
 #include "tandem/engine.h"
+
+using tnd::bench::cpu_us, tnd::bench::median;
 
 namespace {
 
 double now_us() {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// Processor time of the whole program: unlike wall time it hardly depends on what else runs (with one thread; more
-// threads also count their polling).
-double cpu_us() {
-  timespec t;
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) * 1e6 + static_cast<double>(t.tv_nsec) / 1e3;
 }
 
 void check(tnd_engine* e, tnd_status s, const char* what) {
@@ -265,11 +259,6 @@ void print_phases(const std::vector<tnd_stat>& before, const std::vector<tnd_sta
                 static_cast<double>(after[i].value - before[i].value) / runs / 1e3);
   }
   std::printf(" us\n");
-}
-
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
 }
 
 // Time of a step by sampler, for a plain step and a tree of 16. In turns, so that a slow second hits all of them; a
