@@ -77,7 +77,7 @@ func Init(dir, name string, lifetime time.Duration) (*Authority, error) {
 		if err != nil {
 			return err
 		}
-		root, err := newRoot(key, nil, nil)
+		root, err := newRoot(key)
 		if err != nil {
 			return err
 		}
@@ -109,21 +109,24 @@ func OpenOrInit(dir, name string, lifetime time.Duration) (*Authority, error) {
 // Dir is the authority's folder. It is also that of the gateway's own certificate.
 func (a *Authority) Dir() string { return a.dir }
 
-// newRoot makes the certificate of an authority with a key: its own, or one that another authority signs.
-func newRoot(key *ecdsa.PrivateKey, parent *x509.Certificate, parentKey crypto.Signer) (*x509.Certificate, error) {
+// newRoot makes the certificate of an authority with a key.
+func newRoot(key *ecdsa.PrivateKey) (*x509.Certificate, error) {
 	now := time.Now()
-	template := &x509.Certificate{
-		SerialNumber: serial(), Subject: pkix.Name{CommonName: "Tandem cluster " + rand.Text()[:6]},
+	root := &x509.Certificate{
+		Subject:   pkix.Name{CommonName: "Tandem cluster " + rand.Text()[:6]},
 		NotBefore: now.Add(-skew), NotAfter: now.Add(authorityLife),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
-	var signer crypto.Signer = key
-	if parent == nil {
-		parent = template
-	} else {
-		signer = parentKey
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), signer)
+	return signRoot(root, root, key.Public(), key)
+}
+
+// signRoot makes the certificate of an authority that has the subject, times and key id of `root`, signed by parent.
+func signRoot(root, parent *x509.Certificate, public crypto.PublicKey, signer crypto.Signer) (
+	*x509.Certificate, error,
+) {
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: serial(), Subject: root.Subject, NotBefore: root.NotBefore, NotAfter: root.NotAfter,
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign, SubjectKeyId: root.SubjectKeyId,
+	}, parent, public, signer)
 	if err != nil {
 		return nil, err
 	}
@@ -191,7 +194,7 @@ func (a *Authority) Rotate(gateway string, drop bool) error {
 		if err != nil {
 			return err
 		}
-		root, err := newRoot(key, nil, nil)
+		root, err := newRoot(key)
 		if err != nil {
 			return err
 		}
@@ -199,7 +202,7 @@ func (a *Authority) Rotate(gateway string, drop bool) error {
 			l.Issued, l.Superseded = map[string]issued{}, nil
 			return a.install(key, []*x509.Certificate{root}, nil)
 		}
-		cross, err := crossed(root, old[0], oldKey)
+		cross, err := signRoot(root, old[0], root.PublicKey, oldKey)
 		if err != nil {
 			return err
 		}
@@ -220,19 +223,6 @@ func (a *Authority) Rotate(gateway string, drop bool) error {
 	}
 	_, err = a.IssueGateway(gateway)
 	return err
-}
-
-// crossed is a root's certificate signed by the authority before it.
-func crossed(root, old *x509.Certificate, oldKey crypto.Signer) (*x509.Certificate, error) {
-	template := &x509.Certificate{
-		SerialNumber: serial(), Subject: root.Subject, NotBefore: root.NotBefore, NotAfter: root.NotAfter,
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign, SubjectKeyId: root.SubjectKeyId,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, old, root.PublicKey, oldKey)
-	if err != nil {
-		return nil, err
-	}
-	return x509.ParseCertificate(der)
 }
 
 // trusted leaves out roots whose time is over.
@@ -393,10 +383,12 @@ func (a *Authority) sign(l *ledger, who Identity, public crypto.PublicKey) ([][]
 	}
 	chain := [][]byte{der}
 	if len(roots) > 1 {
-		if cross, err := os.ReadFile(filepath.Join(a.dir, crossFile)); err == nil {
-			if c, err := parseCertificate(cross); err == nil {
-				chain = append(chain, c.Raw)
-			}
+		cross, err := readCertificates(filepath.Join(a.dir, crossFile))
+		switch {
+		case err == nil:
+			chain = append(chain, cross[0].Raw)
+		case !missing(err):
+			return nil, nil, err
 		}
 	}
 	if who.Role != Gateway {
@@ -468,12 +460,4 @@ func parseKey(data []byte) (*ecdsa.PrivateKey, error) {
 		return nil, errors.New("holds no ECDSA key")
 	}
 	return key, nil
-}
-
-func parseCertificate(data []byte) (*x509.Certificate, error) {
-	block, _ := pem.Decode(data)
-	if block == nil {
-		return nil, errors.New("holds no certificate")
-	}
-	return x509.ParseCertificate(block.Bytes)
 }

@@ -133,7 +133,11 @@ func Load(dir string) (*Pair, error) {
 
 // readRoots reads the authorities that a folder trusts.
 func readRoots(dir string) ([]*x509.Certificate, error) {
-	path := filepath.Join(dir, rootsFile)
+	return readCertificates(filepath.Join(dir, rootsFile))
+}
+
+// readCertificates reads a file of certificates, at least one.
+func readCertificates(path string) ([]*x509.Certificate, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err

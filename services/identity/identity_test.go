@@ -158,7 +158,8 @@ func (c *cluster) join(role, id, token string) (*Member, error) {
 
 func (c *cluster) member(role, id, token, dir string) MemberConfig {
 	return MemberConfig{Dir: dir, Gateway: c.address, Role: role, ID: id, Poll: time.Millisecond,
-		Retry: time.Millisecond, Token: func() (string, error) { return token, nil }}
+		Retry: time.Millisecond, NewID: func() string { return role + "-" + rand.Text() },
+		Token: func() (string, error) { return token, nil }}
 }
 
 func TestJoinTokens(t *testing.T) {

@@ -18,6 +18,7 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/pause"
 	"github.com/tandem-inference/tandem/services/telemetry"
+	"github.com/tandem-inference/tandem/services/wholefile"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -31,8 +32,10 @@ type MemberConfig struct {
 	Dir string
 	// Gateway is the address of the registry, which also issues certificates, as gRPC dials it.
 	Gateway string
-	// Role and ID of the worker.
+	// Role and ID of the worker; "" = the ID that its certificate has.
 	Role, ID string
+	// NewID makes the ID of a first certificate, where ID is "".
+	NewID func() string
 	// Token returns the join token, "" = none; it is called where the folder holds no certificate.
 	Token  func() (string, error)
 	Logger *zap.Logger
@@ -196,17 +199,12 @@ func (m *Member) join(ctx context.Context, text string) (*Pair, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errToken, err)
 	}
-	id := m.cfg.ID
-	if id == "" {
-		id = m.cfg.Role + "-" + strings.ToLower(rand.Text()[:8])
-		if host, err := os.Hostname(); err == nil && CheckID(host) == nil {
-			id = m.cfg.Role + "-" + host + "-" + strings.ToLower(rand.Text()[:6])
-		}
-		m.cfg.ID = id // also when this has to be tried again
+	if m.cfg.ID == "" {
+		m.cfg.ID = m.cfg.NewID() // also when this has to be tried again
 	}
 	var other error
 	pair, err := m.ask(ctx, credentials.NewTLS(pinned(pin, &other)), &tandemv1.IssueCertificateRequest{JoinToken: secret,
-		Role: m.cfg.Role, WorkerId: id})
+		Role: m.cfg.Role, WorkerId: m.cfg.ID})
 	if err != nil && other != nil {
 		return nil, fmt.Errorf("%w: %w", errToken, other)
 	}
@@ -350,14 +348,4 @@ func (m *Member) use(pair *Pair) {
 }
 
 // stamp tells versions of a folder's certificate apart.
-func stamp(dir string) string {
-	st, err := os.Stat(filepath.Join(dir, pairFile))
-	if err != nil {
-		return ""
-	}
-	var inode uint64
-	if sys, ok := st.Sys().(*syscall.Stat_t); ok {
-		inode = sys.Ino
-	}
-	return fmt.Sprintf("%d %d %d", st.ModTime().UnixNano(), st.Size(), inode)
-}
+func stamp(dir string) string { return wholefile.Stamp(filepath.Join(dir, pairFile)) }

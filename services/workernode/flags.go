@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-inference/tandem/services/device"
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/gguf"
+	"github.com/tandem-inference/tandem/services/identity"
 	"github.com/tandem-inference/tandem/services/procwatch"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
@@ -152,7 +153,7 @@ func (f *Flags) ID(role string) string {
 		return f.WorkerID
 	}
 	host, err := os.Hostname()
-	if err != nil {
+	if err != nil || identity.CheckID(host) != nil {
 		host = "host"
 	}
 	return fmt.Sprintf("%s-%s-%s", role, host, strings.ToLower(rand.Text()[:6]))

@@ -8,11 +8,11 @@ import (
 	"os"
 	"slices"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apikey"
 	"github.com/tandem-inference/tandem/services/telemetry"
+	"github.com/tandem-inference/tandem/services/wholefile"
 	"go.uber.org/zap"
 )
 
@@ -114,18 +114,11 @@ func (a *App) watchFiles(ctx context.Context) error {
 	}
 }
 
-// stamps tells versions of files apart: by time and size, and by the file itself, because clocks of file systems
-// are coarse.
+// stamps are those of files.
 func stamps(files []string) []string {
 	out := make([]string, len(files))
 	for i, path := range files {
-		if st, err := os.Stat(path); err == nil {
-			var inode uint64
-			if sys, ok := st.Sys().(*syscall.Stat_t); ok {
-				inode = sys.Ino
-			}
-			out[i] = fmt.Sprintf("%d %d %d", st.ModTime().UnixNano(), st.Size(), inode)
-		}
+		out[i] = wholefile.Stamp(path)
 	}
 	return out
 }

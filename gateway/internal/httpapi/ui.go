@@ -57,7 +57,7 @@ func serveFile(w http.ResponseWriter, r *http.Request, f *ui.File) error {
 	h.Set("Content-Security-Policy", pagePolicy)
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Referrer-Policy", "no-referrer")
-	h.Set("Cache-Control", "no-cache") // it asks each time, and mostly hears that nothing changed
+	h.Set("Cache-Control", "no-cache") // asked for each time, and answered by its ETag
 	h.Set("ETag", f.ETag)
 	if strings.Contains(r.Header.Get("If-None-Match"), f.ETag) {
 		w.WriteHeader(http.StatusNotModified)
