@@ -298,11 +298,20 @@ func (p *page) compression() {
 	p.do(chromedp.Click("#tab-chat"))
 }
 
-// kill kills the draft, which goes and comes back, and then the target's engine.
+// kill kills the draft, which goes and comes back, and then the target's engine. A button outlives news of its worker:
+// one that is replaced while it is pressed is never clicked.
 func (p *page) kill() {
 	p.t.Helper()
 	const draft, target = `document.querySelector('[data-worker="worker-draft"]')`,
 		`document.querySelector('[data-worker="worker-target"]')`
+	eval[chromedp.Void](p, `(() => {
+		const card = document.querySelector('[data-worker="worker-draft"]');
+		window.pressed = { button: card.querySelector("button"), told: card.textContent };
+	})()`)
+	p.until("news of the draft", draft+`.textContent !== pressed.told`)
+	if !eval[bool](p, `pressed.button.isConnected`) {
+		p.t.Error("the button was replaced by news of its worker")
+	}
 	p.do(chromedp.Click(`[data-kill="worker worker-draft"]`))
 	// It may be back before the page sees that it is gone.
 	p.until("the draft is back", draft+`?.dataset.state === "ready" && Number(`+draft+`.dataset.epoch) > 1`)

@@ -136,7 +136,7 @@ func TestSteadyStateDoesNotAllocate(t *testing.T) {
 		}
 		run(2000)
 		short, long := run(200), run(20000)
-		if long > short+4 { // what is kept of the text grows a few times
+		if long > short+16 { // what is kept of the text grows a few times; an allocation a round would be thousands
 			t.Errorf("%v: %v allocations for 20000 tokens, %v for 200", mode, long, short)
 		}
 		t.Logf("%v: %v allocations a request, %d proposals, %d steps", mode, long, drafter.asked, e.steps)

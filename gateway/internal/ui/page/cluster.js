@@ -12,23 +12,52 @@ function facts(list) {
   return dl;
 }
 
-let focus = ""; // the button that had it before the cards were made again
+const cards = new Map(); // of the workers shown, by id
 
-/** showCluster shows the workers. */
+/**
+ * showCluster shows the workers. A card and its buttons stay while their worker does: a button that is replaced between
+ * the press and its end is never clicked, and loses the focus.
+ */
 export function showCluster(event, killable, kill) {
   at("queue").textContent = `${event.workers.length} workers, ${event.queue} requests wait.`;
-  focus = document.activeElement?.dataset?.kill || "";
-  at("workers").replaceChildren(...event.workers.map((w) => card(w, killable, kill)));
-  if (focus) document.querySelector(`[data-kill="${CSS.escape(focus)}"]`)?.focus();
+  const shown = event.workers.map((w) => {
+    if (!cards.has(w.id)) cards.set(w.id, card(w.id, killable, kill));
+    const e = cards.get(w.id);
+    Object.assign(e.dataset, { state: w.state, epoch: w.epoch });
+    e.firstElementChild.replaceChildren(...describe(w));
+    return e;
+  });
+  for (const [id, e] of cards) {
+    if (!shown.includes(e)) cards.delete(id);
+  }
+  const list = at("workers");
+  if (shown.length !== list.children.length || shown.some((e, i) => e !== list.children[i])) list.replaceChildren(...shown);
 }
 
-function card(w, killable, kill) {
+/** card is a worker's: what describes it, and its buttons. */
+function card(id, killable, kill) {
+  const e = make("div", { class: "card", "data-worker": id }, make("div"));
+  if (killable) {
+    const row = make("div", { class: "row" });
+    for (const part of ["engine", "worker"]) {
+      const b = make("button", { type: "button", "data-kill": part + " " + id, "aria-label": `Kill ${part} of ${id}` },
+        "Kill " + part);
+      b.addEventListener("click", () => kill(id, part));
+      row.append(b);
+    }
+    e.append(row);
+  }
+  return e;
+}
+
+/** describe makes what a card says of its worker. */
+function describe(w) {
   const counters = w.counters || {};
   const good = w.state === "ready";
   const loading = w.load_bytes ? `${Math.round(100 * w.loaded_bytes / w.load_bytes)} % loaded` : "";
   const memory = counters.device_memory_bytes || counters.memory_bytes;
   const drafted = counters.drafted_tokens;
-  const e = make("div", { class: "card", "data-worker": w.id, "data-state": w.state, "data-epoch": w.epoch },
+  return [
     make("h3", {}, w.id),
     make("span", { class: "chip " + (good ? "good" : "bad") }, (good ? "✓ " : w.state === "lost" ? "✗ " : "… ") + w.state),
     facts([["role", w.role], ["device", w.device || w.backend], ["model", w.model], ["loading", loading],
@@ -40,18 +69,7 @@ function card(w, killable, kill) {
       ["states", counters.prefix_cache_entries],
       ["joined", w.epoch > 1 ? w.epoch + " times" : ""], ["engine restarts", w.engine_restarts || ""],
       ["refused", (w.refused_drafts || []).map((r) => r.draft + ": " + r.reason).join("; ")],
-      ["heartbeat", took(w.last_heartbeat_ms) + " ago"]]));
-  if (killable) {
-    const row = make("div", { class: "row" });
-    for (const part of ["engine", "worker"]) {
-      const b = make("button", { type: "button", "data-kill": part + " " + w.id, "aria-label": `Kill ${part} of ${w.id}` },
-        "Kill " + part);
-      b.addEventListener("click", () => kill(w.id, part));
-      row.append(b);
-    }
-    e.append(row);
-  }
-  return e;
+      ["heartbeat", took(w.last_heartbeat_ms) + " ago"]])];
 }
 
 /** showRequests shows those at work and those that ended last, newest first. */
