@@ -365,7 +365,7 @@ func beatPeriod(l *tandemv1.Lease) time.Duration {
 // sameLease compares leases without heartbeat_seq, which changes with every message.
 func sameLease(a, b *tandemv1.Lease) bool {
 	if a.GetEpoch() != b.GetEpoch() || a.GetDrain() != b.GetDrain() || a.GetLeaseTtlMs() != b.GetLeaseTtlMs() ||
-		len(a.GetPeers()) != len(b.GetPeers()) {
+		a.GetAdmission() != b.GetAdmission() || len(a.GetPeers()) != len(b.GetPeers()) {
 		return false
 	}
 	for i, p := range a.GetPeers() {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -119,7 +120,7 @@ func Run(ctx context.Context, cfg Config, w Worker) error {
 	for _, w := range cfg.Flags.Check() {
 		cfg.Log.Warn(w.String())
 	}
-	n := &node{cfg: cfg, worker: w, log: cfg.Log, health: health.NewServer()}
+	n := &node{cfg: cfg, worker: w, log: cfg.Log, health: health.NewServer(), end: make(chan struct{})}
 	if n.notify, err = sdnotify.FromEnvironment(); err != nil {
 		_ = listener.Close()
 		return err
@@ -160,6 +161,11 @@ type node struct {
 	notify   *sdnotify.Notifier
 	pages    []page
 	draining atomic.Bool
+	// held: somebody asked a gateway that no new work comes here.
+	held atomic.Bool
+	// end is closed when somebody asked a gateway that this process ends.
+	end     chan struct{}
+	endOnce sync.Once
 	// rounds of the loop that looks at the worker's health.
 	rounds atomic.Int64
 	// complete says that the registration lacks nothing: only then may work come.
@@ -198,6 +204,10 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 	select {
 	case s := <-signals:
 		n.log.Info("draining", zap.Stringer(telemetry.KeySignal, s))
+		n.drain(signals)
+		cancel(nil)
+	case <-n.end:
+		n.log.Info("draining, to end on request")
 		n.drain(signals)
 		cancel(nil)
 	case <-ctx.Done():
@@ -362,7 +372,7 @@ func (n *node) watchHealth(ctx context.Context) error {
 func (n *node) heartbeat() *tandemv1.Heartbeat {
 	h := &tandemv1.Heartbeat{State: registry.StateStarting}
 	switch {
-	case n.draining.Load():
+	case n.draining.Load(), n.held.Load():
 		h.State = registry.StateDraining
 	case n.ready():
 		h.State = registry.StateReady
@@ -376,5 +386,21 @@ func (n *node) lease(l *tandemv1.Lease) {
 		n.log.Info("draining on the gateway's request")
 		n.beginDrain()
 	}
+	n.admit(l.GetAdmission())
 	n.worker.Lease(l)
+}
+
+// admit does what somebody asked of this worker. A gateway that says nothing of it, as one that the worker has just
+// joined, changes nothing.
+func (n *node) admit(a tandemv1.Admission) {
+	switch a {
+	case tandemv1.Admission_ADMISSION_HOLD, tandemv1.Admission_ADMISSION_OPEN:
+		hold := a == tandemv1.Admission_ADMISSION_HOLD
+		if n.held.Swap(hold) != hold {
+			n.log.Info(map[bool]string{true: "no new work is taken, on request", false: "work is taken again"}[hold])
+			n.client.Notify()
+		}
+	case tandemv1.Admission_ADMISSION_END:
+		n.endOnce.Do(func() { close(n.end) })
+	}
 }

@@ -103,6 +103,7 @@ func Join(tb testing.TB, gateway string, opt WorkerOptions) *Worker {
 			return &tandemv1.Heartbeat{State: w.state, LanesBusy: int32(w.running), Counters: counters, Attached: opt.Attached,
 				RefusedDrafts: opt.Refused}
 		},
+		OnLease:     w.obey,
 		DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())},
 	})
 	if err != nil {
@@ -140,6 +141,25 @@ func (w *Worker) Kill() {
 		w.stop()
 	}
 	<-w.done
+}
+
+// obey does what somebody asked of the worker at its gateway, as package workernode does.
+func (w *Worker) obey(l *tandemv1.Lease) {
+	w.mu.Lock()
+	was := w.state
+	switch l.GetAdmission() {
+	case tandemv1.Admission_ADMISSION_HOLD:
+		w.state = registry.StateDraining
+	case tandemv1.Admission_ADMISSION_OPEN:
+		w.state = registry.StateReady
+	case tandemv1.Admission_ADMISSION_END:
+		w.leave()
+	}
+	changed := w.state != was
+	w.mu.Unlock()
+	if changed {
+		w.client.Notify()
+	}
 }
 
 // Leave ends the worker's lease; it serves on.
