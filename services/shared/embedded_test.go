@@ -3,8 +3,8 @@ package shared_test
 import (
 	"testing"
 
-	"github.com/tandem-inference/tandem/gateway/internal/shared"
-	"github.com/tandem-inference/tandem/gateway/internal/shared/storetest"
+	"github.com/tandem-inference/tandem/services/shared"
+	"github.com/tandem-inference/tandem/services/shared/storetest"
 )
 
 func TestEmbedded(t *testing.T) {

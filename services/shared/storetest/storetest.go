@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-inference/tandem/gateway/internal/shared"
+	"github.com/tandem-inference/tandem/services/shared"
 	"github.com/tandem-inference/tandem/services/testwait"
 )
 
