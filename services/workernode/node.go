@@ -155,7 +155,7 @@ type node struct {
 	log    *zap.Logger
 	server *grpc.Server
 	health *health.Server
-	client *registry.Client
+	client *registry.Membership
 	// notify reaches whoever started the process; nil when nobody asked for it.
 	notify   *sdnotify.Notifier
 	pages    []page
@@ -216,13 +216,13 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 
 // connect makes the client of the gateway's registry, where there is a gateway.
 func (n *node) connect() error {
-	gateway := n.cfg.Flags.Gateway
-	if gateway == "" || n.cfg.Alone {
+	gateways := n.cfg.Flags.Gateway
+	if len(gateways) == 0 || n.cfg.Alone {
 		return nil
 	}
 	var err error
-	n.client, err = registry.NewClient(registry.ClientConfig{
-		Gateway: DialTarget(gateway), Registration: n.cfg.Registration, Heartbeat: n.heartbeat, OnLease: n.lease,
+	n.client, err = registry.NewMembership(dialTargets(gateways), registry.ClientConfig{
+		Registration: n.cfg.Registration, Heartbeat: n.heartbeat, OnLease: n.lease,
 		Logger: n.log.Named("registry"), Credentials: n.cfg.Flags.transport(n.log).Client(identity.Gateway),
 	})
 	return err
