@@ -75,6 +75,7 @@ type Server struct {
 	limits   limits
 	watchers map[chan struct{}]struct{}
 	draining bool
+	others   others
 }
 
 // entry is one worker in the table; guarded by Server.mu.
@@ -347,7 +348,9 @@ func (s *Server) beat(e *entry, hb *tandemv1.Heartbeat) {
 	if p, old := hb.GetPrefixes(), e.w.Heartbeat.GetPrefixes(); p != nil && p.GetVersion() == old.GetVersion() {
 		hb.Prefixes = &tandemv1.Prefixes{Version: p.GetVersion(), States: old.GetStates(), DiskTokenMs: p.GetDiskTokenMs()}
 	}
+	before := e.w.Heartbeat
 	e.w.Heartbeat, e.w.LastHeartbeat = hb, time.Now()
+	s.attached(before, hb)
 	e.hear(hb.GetState() == StateDraining)
 	s.turn(e)
 	s.notify()
@@ -398,7 +401,7 @@ func (s *Server) lease(e *entry, seq uint64) *tandemv1.JoinResponse {
 	defer s.mu.Unlock()
 	l := &tandemv1.Lease{
 		LeaseTtlMs: int32(s.cfg.LeaseTTL.Milliseconds()), Epoch: e.w.Epoch, Drain: s.draining, HeartbeatSeq: seq,
-		Admission: e.admission.asked,
+		Admission: e.admission.asked, Gateway: s.others.self, Gateways: s.others.gateways,
 	}
 	for _, id := range e.drafts {
 		d := s.workers[id].w.Registration

@@ -156,13 +156,15 @@ type node struct {
 	log    *zap.Logger
 	server *grpc.Server
 	health *health.Server
-	client *registry.Client
+	client *registry.Membership
 	// notify reaches whoever started the process; nil when nobody asked for it.
 	notify   *sdnotify.Notifier
 	pages    []page
 	draining atomic.Bool
 	// held: somebody asked a gateway that no new work comes here.
 	held atomic.Bool
+	// admissions are what gateways' newest leases say of it, by gateway. Of the caller of lease.
+	admissions map[string]tandemv1.Admission
 	// end is closed when somebody asked a gateway that this process ends.
 	end     chan struct{}
 	endOnce sync.Once
@@ -226,13 +228,13 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 
 // connect makes the client of the gateway's registry, where there is a gateway.
 func (n *node) connect() error {
-	gateway := n.cfg.Flags.Gateway
-	if gateway == "" || n.cfg.Alone {
+	gateways := n.cfg.Flags.Gateway
+	if len(gateways) == 0 || n.cfg.Alone {
 		return nil
 	}
 	var err error
-	n.client, err = registry.NewClient(registry.ClientConfig{
-		Gateway: DialTarget(gateway), Registration: n.cfg.Registration, Heartbeat: n.heartbeat, OnLease: n.lease,
+	n.client, err = registry.NewMembership(dialTargets(gateways), registry.ClientConfig{
+		Registration: n.cfg.Registration, Heartbeat: n.heartbeat, OnLease: n.lease,
 		Logger: n.log.Named("registry"), Credentials: n.cfg.Flags.transport(n.log).Client(identity.Gateway),
 	})
 	return err
@@ -386,13 +388,20 @@ func (n *node) lease(l *tandemv1.Lease) {
 		n.log.Info("draining on the gateway's request")
 		n.beginDrain()
 	}
-	n.admit(l.GetAdmission())
+	n.admit(l.GetGateway(), l.GetAdmission())
 	n.worker.Lease(l)
 }
 
-// admit does what somebody asked of this worker. A gateway that says nothing of it, as one that the worker has just
-// joined, changes nothing.
-func (n *node) admit(a tandemv1.Admission) {
+// admit does what somebody asked of this worker at a gateway, once: leases repeat it, and another gateway may have been
+// asked otherwise since. A gateway that says nothing of it, as one that the worker has just joined, changes nothing.
+func (n *node) admit(gateway string, a tandemv1.Admission) {
+	if n.admissions[gateway] == a {
+		return
+	}
+	if n.admissions == nil {
+		n.admissions = map[string]tandemv1.Admission{}
+	}
+	n.admissions[gateway] = a
 	switch a {
 	case tandemv1.Admission_ADMISSION_HOLD, tandemv1.Admission_ADMISSION_OPEN:
 		hold := a == tandemv1.Admission_ADMISSION_HOLD

@@ -31,7 +31,7 @@ type Worker struct {
 	// ID under which it registered.
 	ID     string
 	server *grpc.Server
-	client *registry.Client
+	client *registry.Membership
 	stop   context.CancelFunc
 	leave  context.CancelFunc
 	done   chan struct{}
@@ -90,8 +90,7 @@ func Join(tb testing.TB, gateway string, opt WorkerOptions) *Worker {
 		}
 		opt.Model = &tandemv1.ModelInfo{Name: name, Digest: name, Path: ModelPath(tb, name)}
 	}
-	w.client, err = registry.NewClient(registry.ClientConfig{
-		Gateway: gateway,
+	w.client, err = registry.NewMembership([]string{gateway}, registry.ClientConfig{
 		Registration: &tandemv1.Registration{WorkerId: opt.ID, Role: opt.Role, Address: lis.Addr().String(), Backend: "cpu",
 			Device: "fake", Contract: opt.Contract,
 			Model: opt.Model, Limits: &tandemv1.Limits{Lanes: opt.Slots, MaxContext: opt.MaxContext, KvTokens: opt.KVTokens},
