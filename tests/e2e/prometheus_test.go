@@ -169,7 +169,16 @@ func startPrometheus(t *testing.T, program, config string) *prometheus {
 	})
 	select {
 	case address := <-opened:
-		return &prometheus{"http://" + address}
+		base := "http://" + address
+		eventually(t, "Prometheus is ready", func() bool {
+			response, err := http.Get(base + "/-/ready")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer response.Body.Close()
+			return response.StatusCode == http.StatusOK
+		})
+		return &prometheus{base}
 	case <-ended:
 		t.Fatalf("Prometheus ended:\n%s", log.String())
 	case <-time.After(patience):

@@ -65,7 +65,9 @@ type CertsTokenCmd struct {
 	Role string        `arg:"" enum:"target,draft,prefill,any" default:"any" help:"Role of the worker: target (stages too), draft, prefill, or any."`
 	Name string        `arg:"" optional:"" help:"Name that the worker must have; its certificate may then replace one of the same name."`
 	TTL  time.Duration `name:"ttl" default:"1h" env:"-" help:"How long the token can be used."`
-	Uses int           `default:"1" env:"-" help:"How many workers can use it."`
+	Uses int           `default:"1" env:"-" help:"How many workers can use it, -1 = any number."`
+	// Replace is for workers whose folders do not outlive them, such as pods.
+	Replace bool `env:"-" help:"Let its certificates take the place of those of the same names: for workers that keep no files. Who has such a token can be any worker."`
 }
 
 // Run makes a token.
@@ -78,7 +80,7 @@ func (c *CertsTokenCmd) Run(e *env) error {
 	if role == "any" {
 		role = ""
 	}
-	token, err := a.NewToken(identity.JoinToken{Role: role, ID: c.Name, TTL: c.TTL, Uses: c.Uses})
+	token, err := a.NewToken(identity.JoinToken{Role: role, ID: c.Name, TTL: c.TTL, Uses: c.Uses, Replace: c.Replace})
 	if err != nil {
 		return err
 	}
