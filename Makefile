@@ -301,11 +301,12 @@ bin/golangci-lint: tools/lint/go.mod
 # Built by hand: Go refuses to install a module that has exclude lines.
 # Not part of CI: promtool is built from a thousand packages, which takes minutes. CI parses rules and boards with
 # Prometheus' own parser and holds them against pages of real processes (tests/observability, tests/e2e).
-observability-test: bin/promtool ## check configuration, alert rules and metric pages with Prometheus' own tool
+observability-test: bin/promtool ## check rules, boards and metric pages with Prometheus' own tool and a real Prometheus
 	bin/promtool check config deploy/observability/prometheus.yaml
 	bin/promtool test rules deploy/observability/rules_test.yaml
 	$(GO) test -count=1 ./tests/observability
-	PROMTOOL=$(CURDIR)/bin/promtool $(GO) test -count=1 -run TestMetricPages ./tests/e2e
+	PROMTOOL=$(CURDIR)/bin/promtool PROMETHEUS=$(CURDIR)/bin/prometheus \
+		$(GO) test -count=1 -run 'TestMetricPages|TestPrometheus' ./tests/e2e
 
 bin/promtool: tools/promtool/go.mod
 	GOWORK=off GOBIN=$(CURDIR)/bin $(GO) -C tools/promtool install tool

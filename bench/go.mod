@@ -5,6 +5,7 @@ go 1.26.0
 require (
 	github.com/tandem-inference/tandem v0.0.0
 	github.com/tandem-inference/tandem/tests v0.0.0
+	go.opentelemetry.io/proto/otlp v1.11.0
 	golang.org/x/sys v0.49.0
 	google.golang.org/grpc v1.85.0
 )

@@ -14,7 +14,13 @@ if ! cmp -s "$wanted" "$work/installed.txt"; then
 fi
 python3 tools/docs-stage.py "$work/pages"
 cp docs/site/mkdocs.yml "$work/"
+cp docs/site/iframe-worker.js "$work/pages/"
 rm -rf "$work/site" build/site
 (cd "$work" && venv/bin/zensical build --clean --strict -f mkdocs.yml)
+loads='<(script|img|iframe)[^>]* src="?(https?:)?//[^ >]*|<link[^>]*stylesheet[^>]*href="?(https?:)?//[^ >]*'
+if grep -rnoE --include='*.html' "$loads" "$work/site"; then
+  echo "pages load something from the network" >&2
+  exit 1
+fi
 mv "$work/site" build/site
 echo "the site is in build/site: open build/site/index.html"

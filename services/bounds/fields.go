@@ -94,6 +94,12 @@ var Fields = map[protoreflect.FullName]Rule{
 	"tandem.v1.Lease.peers":         {Count: mostLanes},
 	"tandem.v1.Lease.drain":         {Any: "a bool"},
 	"tandem.v1.Lease.heartbeat_seq": {Any: "is compared"},
+	"tandem.v1.Lease.admission":     {Any: "a value without a name changes nothing"},
+	"tandem.v1.Lease.gateway":       token(mostID),
+	"tandem.v1.Lease.gateways":      {Count: mostGateways},
+
+	"tandem.v1.Gateway.id":      token(mostID),
+	"tandem.v1.Gateway.address": name(mostAddress),
 
 	"tandem.v1.Peer.worker_id": token(mostID),
 	"tandem.v1.Peer.role":      {Known: true},

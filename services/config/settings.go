@@ -163,6 +163,14 @@ func variable(flag string) string {
 	return EnvPrefix + "_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
+// FlagOf is the flag, without dashes, that an environment variable stands for by its name.
+func FlagOf(variable string) string {
+	return strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(variable, EnvPrefix+"_"), "_", "-"))
+}
+
+// OfWorkers reports whether a variable stands for a flag of a worker program.
+func OfWorkers(variable string) bool { return slices.Contains(workerVariables, variable) }
+
 // Setting describes one flag of a program, as --list-settings prints it.
 type Setting struct {
 	// Command is the sub-command, "" for flags of the program itself.

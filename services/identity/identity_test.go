@@ -157,7 +157,7 @@ func (c *cluster) join(role, id, token string) (*Member, error) {
 }
 
 func (c *cluster) member(role, id, token, dir string) MemberConfig {
-	return MemberConfig{Dir: dir, Gateway: c.address, Role: role, ID: id, Poll: time.Millisecond,
+	return MemberConfig{Dir: dir, Gateways: []string{c.address}, Role: role, ID: id, Poll: time.Millisecond,
 		Retry: time.Millisecond, NewID: func() string { return role + "-" + rand.Text() },
 		Token: func() (string, error) { return token, nil }}
 }
@@ -497,7 +497,7 @@ func TestAnotherCluster(t *testing.T) {
 	if _, err := next.join(Draft, "d", next.token(JoinToken{})); err != nil {
 		t.Fatal(err)
 	}
-	m.cfg.Gateway = next.address
+	m.cfg.Gateways = []string{next.address}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- m.Run(ctx) }()
@@ -521,7 +521,7 @@ func TestOthersWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	cfg := c.member(Target, "", "", dir)
-	cfg.Gateway = "unix:///nobody"
+	cfg.Gateways = []string{"unix:///nobody"}
 	m, err := Join(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)

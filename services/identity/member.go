@@ -30,8 +30,9 @@ import (
 type MemberConfig struct {
 	// Dir is the folder of the worker's certificate.
 	Dir string
-	// Gateway is the address of the registry, which also issues certificates, as gRPC dials it.
-	Gateway string
+	// Gateways are addresses of the registry, which also issues certificates, as gRPC dials it: of all gateways of the
+	// cluster, each of which will do.
+	Gateways []string
 	// Role and ID of the worker; "" = the ID that its certificate has.
 	Role, ID string
 	// NewID makes the ID of a first certificate, where ID is "".
@@ -258,14 +259,7 @@ func (m *Member) ask(ctx context.Context, creds credentials.TransportCredentials
 	if req.Request, err = x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key); err != nil {
 		return nil, err
 	}
-	conn, err := grpc.NewClient(m.cfg.Gateway, grpc.WithTransportCredentials(creds), grpc.WithDisableServiceConfig())
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	ctx, cancel := context.WithTimeout(ctx, issueTimeout)
-	defer cancel()
-	reply, err := tandemv1.NewCertificateServiceClient(conn).IssueCertificate(ctx, req)
+	reply, err := m.issue(ctx, creds, req)
 	if err != nil {
 		return nil, err
 	}
@@ -289,6 +283,40 @@ func (m *Member) ask(ctx context.Context, creds credentials.TransportCredentials
 	}
 	m.read = stamp(m.cfg.Dir)
 	return pair, nil
+}
+
+// issue asks the gateways, one after the other, until one answers.
+func (m *Member) issue(ctx context.Context, creds credentials.TransportCredentials,
+	req *tandemv1.IssueCertificateRequest,
+) (reply *tandemv1.IssueCertificateResponse, err error) {
+	for _, gateway := range m.cfg.Gateways {
+		if reply, err = issueAt(ctx, gateway, creds, req); err == nil || !away(err) || ctx.Err() != nil {
+			return reply, err
+		}
+	}
+	return nil, err
+}
+
+// away says that a gateway did not decide: another one may.
+func away(err error) bool {
+	switch status.Code(err) {
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Aborted:
+		return true
+	}
+	return false
+}
+
+func issueAt(ctx context.Context, gateway string, creds credentials.TransportCredentials,
+	req *tandemv1.IssueCertificateRequest,
+) (*tandemv1.IssueCertificateResponse, error) {
+	conn, err := grpc.NewClient(gateway, grpc.WithTransportCredentials(creds), grpc.WithDisableServiceConfig())
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, issueTimeout)
+	defer cancel()
+	return tandemv1.NewCertificateServiceClient(conn).IssueCertificate(ctx, req)
 }
 
 // Run renews the certificate when a third of its life is left, and reads the folder's files when somebody changed them,
@@ -322,7 +350,7 @@ func (m *Member) Run(ctx context.Context) error {
 			m.use(pair)
 			next = pair.renewAt()
 		}
-		if m.cfg.Gateway == "" || strings.HasPrefix(m.cfg.Gateway, "unix:") || time.Now().Before(next) {
+		if len(m.cfg.Gateways) == 0 || strings.HasPrefix(m.cfg.Gateways[0], "unix:") || time.Now().Before(next) {
 			continue // on this machine the gateway writes the folder
 		}
 		pair, err := m.renew(ctx)

@@ -44,7 +44,7 @@ func (s *Server) assign() {
 	}
 	for _, t := range targets {
 		for _, d := range drafts {
-			if slices.Contains(t.drafts, d.w.ID) && fits(t, d) {
+			if s.keeps(t, d) && fits(t, d) {
 				give(t, d.w.ID)
 			}
 		}

@@ -68,6 +68,8 @@ type Client struct {
 	joined atomic.Bool
 	// prefixes is the version of those in the stream's last heartbeat. Of Run's goroutine.
 	prefixes uint64
+	// failed is told of every attempt that brought no lease, from Run's goroutine; nil = not wanted.
+	failed func()
 
 	mu           sync.Mutex // guards registration
 	registration *tandemv1.Registration
@@ -166,6 +168,8 @@ func (c *Client) Run(ctx context.Context) error {
 		}
 		if joined {
 			wait, alone, warned = c.cfg.MinBackoff, time.Now(), false
+		} else if c.failed != nil {
+			c.failed()
 		}
 		// A gateway that ends tells its workers to end as well, and one that starts may do so after them: that is no news.
 		level := zap.DebugLevel
@@ -365,7 +369,8 @@ func beatPeriod(l *tandemv1.Lease) time.Duration {
 // sameLease compares leases without heartbeat_seq, which changes with every message.
 func sameLease(a, b *tandemv1.Lease) bool {
 	if a.GetEpoch() != b.GetEpoch() || a.GetDrain() != b.GetDrain() || a.GetLeaseTtlMs() != b.GetLeaseTtlMs() ||
-		len(a.GetPeers()) != len(b.GetPeers()) {
+		a.GetAdmission() != b.GetAdmission() || len(a.GetPeers()) != len(b.GetPeers()) ||
+		a.GetGateway() != b.GetGateway() || !sameGateways(a.GetGateways(), b.GetGateways()) {
 		return false
 	}
 	for i, p := range a.GetPeers() {

@@ -58,6 +58,8 @@ type Worker struct {
 	Drafts []string
 	// Drained says of a lost worker that it had said it would go.
 	Drained bool
+	// Idle says of a draining worker that it has no work left, as far as it knows.
+	Idle bool
 }
 
 // Server is the gateway's side of the lease. It is safe for concurrent use.
@@ -73,6 +75,7 @@ type Server struct {
 	limits   limits
 	watchers map[chan struct{}]struct{}
 	draining bool
+	others   others
 }
 
 // entry is one worker in the table; guarded by Server.mu.
@@ -83,6 +86,8 @@ type entry struct {
 	replaced bool
 	drafts   []string
 	lostAt   time.Time
+	// admission is what was asked of the worker here.
+	admission admission
 }
 
 // NewServer returns a server without workers.
@@ -343,16 +348,11 @@ func (s *Server) beat(e *entry, hb *tandemv1.Heartbeat) {
 	if p, old := hb.GetPrefixes(), e.w.Heartbeat.GetPrefixes(); p != nil && p.GetVersion() == old.GetVersion() {
 		hb.Prefixes = &tandemv1.Prefixes{Version: p.GetVersion(), States: old.GetStates(), DiskTokenMs: p.GetDiskTokenMs()}
 	}
+	before := e.w.Heartbeat
 	e.w.Heartbeat, e.w.LastHeartbeat = hb, time.Now()
-	state := hb.GetState()
-	if state != StateReady && state != StateDraining {
-		state = StateStarting
-	}
-	if state != e.w.State {
-		s.log.Info("worker state", zap.String(telemetry.KeyWorker, e.w.ID), zap.String(telemetry.KeyState, state))
-		e.w.State = state
-		s.assign()
-	}
+	s.attached(before, hb)
+	e.hear(hb.GetState() == StateDraining)
+	s.turn(e)
 	s.notify()
 }
 
@@ -364,7 +364,7 @@ func (s *Server) remove(e *entry, err error) {
 		return
 	}
 	e.w.Drained = e.w.State == StateDraining
-	e.w.State, e.lostAt = StateLost, time.Now()
+	e.w.State, e.w.Idle, e.lostAt = StateLost, false, time.Now()
 	s.assign()
 	s.notify()
 	level := zap.WarnLevel
@@ -401,6 +401,7 @@ func (s *Server) lease(e *entry, seq uint64) *tandemv1.JoinResponse {
 	defer s.mu.Unlock()
 	l := &tandemv1.Lease{
 		LeaseTtlMs: int32(s.cfg.LeaseTTL.Milliseconds()), Epoch: e.w.Epoch, Drain: s.draining, HeartbeatSeq: seq,
+		Admission: e.admission.asked, Gateway: s.others.self, Gateways: s.others.gateways,
 	}
 	for _, id := range e.drafts {
 		d := s.workers[id].w.Registration

@@ -83,7 +83,7 @@ func (f *Flags) join(ctx context.Context, role string, log *zap.Logger) (id stri
 		dir = filepath.Join(base, "tandem", "certs", name)
 	}
 	c.member, err = identity.Join(ctx, identity.MemberConfig{
-		Dir: dir, Gateway: DialTarget(f.Gateway), Role: role, ID: f.WorkerID,
+		Dir: dir, Gateways: dialTargets(f.Gateway), Role: role, ID: f.WorkerID,
 		NewID: func() string { return f.ID(role) }, Token: c.token, Logger: log.Named("certs"),
 	})
 	if err != nil {

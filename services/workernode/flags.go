@@ -27,10 +27,10 @@ import (
 type Flags struct {
 	config.Flags
 
-	Gateway   string `help:"Registry of the gateway (host:port or unix:///path). Empty = stand-alone." placeholder:"ADDR"`
-	Listen    string `help:"Where to serve: host:port or unix:///path." default:"127.0.0.1:0" placeholder:"ADDR"`
-	Advertise string `help:"Address at which gateway and peers reach this worker, if not the one it listens on." placeholder:"ADDR"`
-	WorkerID  string `help:"Name in the cluster; default: role, host and a random part." placeholder:"ID"`
+	Gateway   []string `help:"Registry of the gateway (host:port or unix:///path), several separated by commas; the worker also joins the gateways that these name. Empty = stand-alone." placeholder:"ADDR"`
+	Listen    string   `help:"Where to serve: host:port or unix:///path." default:"127.0.0.1:0" placeholder:"ADDR"`
+	Advertise string   `help:"Address at which gateway and peers reach this worker, if not the one it listens on." placeholder:"ADDR"`
+	WorkerID  string   `help:"Name in the cluster; default: role, host and a random part." placeholder:"ID"`
 
 	Model     string         `help:"Model file (GGUF); of a draft also a folder with config.json and model.safetensors." required:"" placeholder:"PATH"`
 	Engine    string         `help:"Engine program; default: tandem-engine beside this program." placeholder:"PATH"`
@@ -100,10 +100,13 @@ func (f *Flags) Validate() error {
 	if _, err := device.Parse(f.Device); err != nil {
 		errs = append(errs, fmt.Errorf("--device: %w", err))
 	}
-	if err := f.CertFlags.validate(map[string]string{"listen": f.Listen, "gateway": f.Gateway}); err != nil {
+	if err := f.CertFlags.validate(map[string]string{"listen": f.Listen}); err != nil {
 		errs = append(errs, err)
 	}
-	if (f.JoinToken != "" || f.JoinTokenFile != "") && f.Gateway == "" {
+	for _, address := range f.Gateway {
+		errs = append(errs, f.CheckAddress("gateway", address))
+	}
+	if (f.JoinToken != "" || f.JoinTokenFile != "") && len(f.Gateway) == 0 {
 		errs = append(errs, errors.New("--join-token: needs --gateway, which gives the certificate"))
 	}
 	return errors.Join(append(errs, f.TraceFlags.Validate())...)

@@ -13,13 +13,13 @@ func TestOffHost(t *testing.T) {
 		if err := bare.Validate(); (err != nil) != far || far && !strings.Contains(err.Error(), "--listen") {
 			t.Errorf("--listen %s: %v", address, err)
 		}
-		joins := Flags{Gateway: address, Device: "cpu", HangTimeout: "3s"}
+		joins := Flags{Gateway: []string{address}, Device: "cpu", HangTimeout: "3s"}
 		if err := joins.Validate(); (err != nil) != far || far && !strings.Contains(err.Error(), "--gateway") {
 			t.Errorf("--gateway %s: %v", address, err)
 		}
 		for name, c := range map[string]CertFlags{"--certs": {Certs: "x"}, "--join-token": {JoinToken: "x"},
 			"--join-token-file": {JoinTokenFile: "x"}, "--plaintext": {Plaintext: true}} {
-			f := Flags{Listen: address, Gateway: "127.0.0.1:1", Device: "cpu", HangTimeout: "3s", CertFlags: c}
+			f := Flags{Listen: address, Gateway: []string{"127.0.0.1:1"}, Device: "cpu", HangTimeout: "3s", CertFlags: c}
 			if err := f.Validate(); err != nil {
 				t.Errorf("%s %s: %v", name, address, err)
 			}

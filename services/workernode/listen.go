@@ -25,6 +25,14 @@ func DialTarget(address string) string {
 	return address
 }
 
+func dialTargets(addresses []string) []string {
+	out := make([]string, len(addresses))
+	for i, a := range addresses {
+		out[i] = DialTarget(a)
+	}
+	return out
+}
+
 // Listen opens a listener at host:port or a unix socket.
 func Listen(address string) (net.Listener, error) {
 	if path, ok := socketPath(address); ok {

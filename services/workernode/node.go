@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -119,7 +120,7 @@ func Run(ctx context.Context, cfg Config, w Worker) error {
 	for _, w := range cfg.Flags.Check() {
 		cfg.Log.Warn(w.String())
 	}
-	n := &node{cfg: cfg, worker: w, log: cfg.Log, health: health.NewServer()}
+	n := &node{cfg: cfg, worker: w, log: cfg.Log, health: health.NewServer(), end: make(chan struct{})}
 	if n.notify, err = sdnotify.FromEnvironment(); err != nil {
 		_ = listener.Close()
 		return err
@@ -155,11 +156,18 @@ type node struct {
 	log    *zap.Logger
 	server *grpc.Server
 	health *health.Server
-	client *registry.Client
+	client *registry.Membership
 	// notify reaches whoever started the process; nil when nobody asked for it.
 	notify   *sdnotify.Notifier
 	pages    []page
 	draining atomic.Bool
+	// held: somebody asked a gateway that no new work comes here.
+	held atomic.Bool
+	// admissions are what gateways' newest leases say of it, by gateway. Of the caller of lease.
+	admissions map[string]tandemv1.Admission
+	// end is closed when somebody asked a gateway that this process ends.
+	end     chan struct{}
+	endOnce sync.Once
 	// rounds of the loop that looks at the worker's health.
 	rounds atomic.Int64
 	// complete says that the registration lacks nothing: only then may work come.
@@ -200,6 +208,10 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 		n.log.Info("draining", zap.Stringer(telemetry.KeySignal, s))
 		n.drain(signals)
 		cancel(nil)
+	case <-n.end:
+		n.log.Info("draining, to end on request")
+		n.drain(signals)
+		cancel(nil)
 	case <-ctx.Done():
 	case err := <-serving:
 		cancel(err)
@@ -216,13 +228,13 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 
 // connect makes the client of the gateway's registry, where there is a gateway.
 func (n *node) connect() error {
-	gateway := n.cfg.Flags.Gateway
-	if gateway == "" || n.cfg.Alone {
+	gateways := n.cfg.Flags.Gateway
+	if len(gateways) == 0 || n.cfg.Alone {
 		return nil
 	}
 	var err error
-	n.client, err = registry.NewClient(registry.ClientConfig{
-		Gateway: DialTarget(gateway), Registration: n.cfg.Registration, Heartbeat: n.heartbeat, OnLease: n.lease,
+	n.client, err = registry.NewMembership(dialTargets(gateways), registry.ClientConfig{
+		Registration: n.cfg.Registration, Heartbeat: n.heartbeat, OnLease: n.lease,
 		Logger: n.log.Named("registry"), Credentials: n.cfg.Flags.transport(n.log).Client(identity.Gateway),
 	})
 	return err
@@ -362,7 +374,7 @@ func (n *node) watchHealth(ctx context.Context) error {
 func (n *node) heartbeat() *tandemv1.Heartbeat {
 	h := &tandemv1.Heartbeat{State: registry.StateStarting}
 	switch {
-	case n.draining.Load():
+	case n.draining.Load(), n.held.Load():
 		h.State = registry.StateDraining
 	case n.ready():
 		h.State = registry.StateReady
@@ -376,5 +388,28 @@ func (n *node) lease(l *tandemv1.Lease) {
 		n.log.Info("draining on the gateway's request")
 		n.beginDrain()
 	}
+	n.admit(l.GetGateway(), l.GetAdmission())
 	n.worker.Lease(l)
+}
+
+// admit does what somebody asked of this worker at a gateway, once: leases repeat it, and another gateway may have been
+// asked otherwise since. A gateway that says nothing of it, as one that the worker has just joined, changes nothing.
+func (n *node) admit(gateway string, a tandemv1.Admission) {
+	if n.admissions[gateway] == a {
+		return
+	}
+	if n.admissions == nil {
+		n.admissions = map[string]tandemv1.Admission{}
+	}
+	n.admissions[gateway] = a
+	switch a {
+	case tandemv1.Admission_ADMISSION_HOLD, tandemv1.Admission_ADMISSION_OPEN:
+		hold := a == tandemv1.Admission_ADMISSION_HOLD
+		if n.held.Swap(hold) != hold {
+			n.log.Info(map[bool]string{true: "no new work is taken, on request", false: "work is taken again"}[hold])
+			n.client.Notify()
+		}
+	case tandemv1.Admission_ADMISSION_END:
+		n.endOnce.Do(func() { close(n.end) })
+	}
 }

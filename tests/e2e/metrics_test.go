@@ -99,14 +99,9 @@ func TestMetricPages(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	pages := map[string]string{"tandem-gateway": cl.HTTP + "/metrics"}
-	for _, role := range []string{"target", "draft", "prefill"} {
-		port := regexp.MustCompile(`"logger":"worker\.` + role + `[^\n]*"port opened"[^\n]*"address":"([^"]+)"`).
-			FindStringSubmatch(log.String())
-		if port == nil {
-			t.Fatalf("no port of %s in\n%s", role, log.String())
-		}
-		pages["tandem-worker-"+role] = "http://" + port[1] + "/metrics"
+	pages := map[string]string{}
+	for job, address := range metricPages(t, cl, &log) {
+		pages[job] = "http://" + address + "/metrics"
 	}
 	// Counters of workers come to the gateway with their next heartbeats.
 	eventually(t, "the gateway has the workers' counters", func() bool {
@@ -139,11 +134,10 @@ func TestMetricPages(t *testing.T) {
 		}
 	}
 	for name, histogram := range map[string]string{"tandem-gateway": "tandem_ttft_seconds",
-		"tandem-worker-target": "tandem_target_round_seconds", "tandem-worker-draft": "tandem_draft_propose_seconds",
-		"tandem-worker-prefill": "tandem_prefill_score_seconds"} {
+		"tandem-target": "tandem_target_round_seconds", "tandem-draft": "tandem_draft_propose_seconds",
+		"tandem-prefill": "tandem_prefill_score_seconds"} {
 		page := string(scrape(t, pages[name], true))
-		// Proposals are measured outside any request.
-		if name != "tandem-worker-draft" && !regexp.MustCompile(histogram+`_bucket\{[^\n]*trace_id="`+id).MatchString(page) {
+		if !regexp.MustCompile(histogram + `_bucket\{[^\n]*trace_id="` + id).MatchString(page) {
 			t.Errorf("%s: no bucket of %s leads to the trace", name, histogram)
 		}
 		otlp := strings.ReplaceAll(strings.TrimSuffix(histogram, "_seconds"), "_", ".")

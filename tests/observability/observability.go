@@ -125,3 +125,41 @@ func Selectors(root string) ([]Selector, error) {
 	slices.SortFunc(all, func(a, b Selector) int { return strings.Compare(a.Place, b.Place) })
 	return all, nil
 }
+
+// Input is an expression that an alert compares with something.
+type Input struct{ Place, Expr string }
+
+// AlertInputs returns what the alert rules look at: both sides of their comparisons, and all parts that "and" joins.
+func AlertInputs(root string) ([]Input, error) {
+	groups, err := Rules(root)
+	if err != nil {
+		return nil, err
+	}
+	var all []Input
+	for _, g := range groups.Groups {
+		for _, r := range g.Rules {
+			expr, err := parser.ParseExpr(r.Expr)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", r.Alert, err)
+			}
+			for _, text := range inputs(expr) {
+				all = append(all, Input{r.Alert, text})
+			}
+		}
+	}
+	return all, nil
+}
+
+func inputs(expr parser.Expr) []string {
+	switch e := expr.(type) {
+	case *parser.ParenExpr:
+		return inputs(e.Expr)
+	case *parser.NumberLiteral:
+		return nil
+	case *parser.BinaryExpr:
+		if e.Op.IsSetOperator() || e.Op.IsComparisonOperator() {
+			return append(inputs(e.LHS), inputs(e.RHS)...)
+		}
+	}
+	return []string{expr.String()}
+}

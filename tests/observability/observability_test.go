@@ -110,3 +110,25 @@ func TestAlerts(t *testing.T) {
 		}
 	}
 }
+
+// TestAlertInputs: comparisons and "and" are taken apart, and nothing else is.
+func TestAlertInputs(t *testing.T) {
+	all, err := AlertInputs(root(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	have := map[string][]string{}
+	for _, in := range all {
+		have[in.Place] = append(have[in.Place], in.Expr)
+	}
+	for alert, want := range map[string][]string{
+		"TandemGatewayDown": {`up{job="tandem-gateway"}`},
+		"TandemTokenGap": {`histogram_quantile(0.99, sum by (le) (rate(tandem_token_gap_seconds_bucket[5m])))`,
+			`sum(rate(tandem_token_gap_seconds_count[5m]))`},
+		"TandemQueueLong": {`min_over_time(tandem_queue_depth[5m])`},
+	} {
+		if !slices.Equal(have[alert], want) {
+			t.Errorf("%s looks at %q, want %q", alert, have[alert], want)
+		}
+	}
+}

@@ -185,41 +185,85 @@ func TestOneNameOneMeaning(t *testing.T) {
 	}
 }
 
-var variableList = regexp.MustCompile(`(?s)var programVariables = \[\]string\{.*?\}\n`)
-
-// TestVariablesAreListed holds the list that misspelt variables are compared with to what the programs take.
+// TestVariablesAreListed holds the lists that misspelt variables, and those that tandem serve does not heed, are
+// compared with to what the programs take.
 func TestVariablesAreListed(t *testing.T) {
 	root, settings := all(t)
-	names := map[string]bool{}
+	names, workers := map[string]bool{}, map[string]bool{}
 	for _, s := range settings {
 		for _, v := range s.Variables {
 			names[v] = true
+			if strings.HasPrefix(s.Program, "worker-") {
+				workers[v] = true
+			}
 		}
 	}
-	var b strings.Builder
-	b.WriteString("var programVariables = []string{\n")
-	for _, name := range slices.Sorted(maps.Keys(names)) { // one a line: changes of several people merge
-		fmt.Fprintf(&b, "\t%q,\n", name)
-	}
-	b.WriteString("}\n")
 	path := filepath.Join(root, "services", "config", "variables.go")
 	data, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	have := variableList.FindString(string(data))
-	if have == "" {
-		t.Fatalf("%s has no list", path)
-	}
-	if have == b.String() {
+	have := string(data)
+	want := replaceList(t, have, "programVariables", names)
+	want = replaceList(t, want, "workerVariables", workers)
+	if have == want {
 		return
 	}
 	if !*update {
-		t.Fatalf("the list in services/config/variables.go is not what the programs take; run: go test " +
+		t.Fatal("the lists in services/config/variables.go are not what the programs take; run: go test " +
 			"./tests/settings -update")
 	}
-	if err := os.WriteFile(path, []byte(strings.Replace(string(data), have, b.String(), 1)), 0o644); err != nil {
+	if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// replaceList replaces a list of texts in a Go file.
+func replaceList(t *testing.T, file, list string, names map[string]bool) string {
+	t.Helper()
+	var b strings.Builder
+	fmt.Fprintf(&b, "var %s = []string{\n", list)
+	for _, name := range slices.Sorted(maps.Keys(names)) { // one a line: changes of several people merge
+		fmt.Fprintf(&b, "\t%q,\n", name)
+	}
+	b.WriteString("}\n")
+	have := regexp.MustCompile(`(?s)var ` + list + ` = \[\]string\{.*?\}\n`).FindString(file)
+	if have == "" {
+		t.Fatalf("there is no list %s", list)
+	}
+	return strings.Replace(file, have, b.String(), 1)
+}
+
+// ofClients are variables that no server takes: which gateway, hub or model store is asked with which key, and how
+// tandem run answers, are the same for all calls of a user. What is meant for one call has a flag only (env:"-").
+var ofClients = []string{
+	"TANDEM_CA_FILE", "TANDEM_HISTORY_FILE", "TANDEM_HUB", "TANDEM_HUB_TOKEN", "TANDEM_INSECURE", "TANDEM_MAX_TOKENS",
+	"TANDEM_NO_MARKDOWN", "TANDEM_QUIET", "TANDEM_SEED", "TANDEM_SERVER", "TANDEM_SPECULATION", "TANDEM_SYSTEM",
+	"TANDEM_TEMPERATURE", "TANDEM_THINKING", "TANDEM_TOP_K", "TANDEM_TOP_P",
+}
+
+// TestOneCallHasNoVariables: a variable stands for a setting of a server, or is one of a few of clients.
+func TestOneCallHasNoVariables(t *testing.T) {
+	_, settings := all(t)
+	servers, found := map[string]bool{}, map[string]bool{}
+	isServer := func(s setting) bool { return s.Program != "tandem" || s.Command == "serve" || s.Command == "gateway" }
+	for _, s := range settings {
+		for _, v := range s.Variables {
+			servers[v] = servers[v] || isServer(s)
+		}
+	}
+	for _, s := range settings {
+		for _, v := range s.Variables {
+			found[v] = true
+			if !servers[v] && !slices.Contains(ofClients, v) {
+				t.Errorf(`%s stands for %v, which is no setting: give its flag the tag env:"-"`, v, s)
+			}
+		}
+	}
+	for _, v := range ofClients {
+		if !found[v] || servers[v] {
+			t.Errorf("ofClients holds %s: found %v, of a server %v", v, found[v], servers[v])
+		}
 	}
 }
 

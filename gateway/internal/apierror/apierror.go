@@ -121,6 +121,12 @@ func Unauthorized() *Error {
 		Message: "missing or wrong API key"}
 }
 
+// NotTrusted: the key may not tell workers what to do.
+func NotTrusted() *Error {
+	return &Error{Status: http.StatusForbidden, Type: TypeAuthentication, Code: "key_not_trusted",
+		Message: "only a trusted key may do that: a line NAME,trusted:KEY of --api-key-file"}
+}
+
 // NotFound: unknown path or id.
 func NotFound(what string) *Error {
 	return &Error{Status: http.StatusNotFound, Type: TypeInvalidRequest, Code: "not_found",

@@ -215,7 +215,8 @@ func (a *App) wire() error {
 			anthropic.Deps{Turn: turns, Logger: a.log.Named("anthropic")}),
 		Cluster: a.cluster, Targets: a.cluster.Targets, Memory: memory, Model: a.models.served,
 		Envelope: limits.Envelope, Metrics: set, Scrape: a.deps.Metrics.Handler(), Logger: a.log.Named("http"),
-		Tracer: a.deps.Traces.TracerProvider(), Traces: a.traces, Live: a.live, Kill: a.deps.Kill, Bodies: a.bodies,
+		Tracer: a.deps.Traces.TracerProvider(), Traces: a.traces, Live: a.live, Kill: a.deps.Kill,
+		Admission: a.registry, Bodies: a.bodies,
 		Draining: a.draining.Load, ScorerReady: a.cluster.Scorers.Ready,
 	})
 	if err != nil {

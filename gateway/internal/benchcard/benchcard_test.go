@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -292,6 +293,33 @@ func TestBudget(t *testing.T) {
 	if !have.Counted || have.Rates[0].TokensPerSec.Median != 20 || have.OverheadMS != nil {
 		t.Errorf("%+v", have)
 	}
+}
+
+// TestBudgetOfSlowServers: with answers of a second each the whole run, warm-up included, keeps to its budget, and uses
+// what there is.
+func TestBudgetOfSlowServers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		plan := small
+		plan.Repeats = 5
+		s := &scripted{}
+		e := s.endpoint(0)
+		e.Ask = func(ctx context.Context, q Question) (Reply, error) {
+			time.Sleep(time.Second)
+			return s.ask(ctx, q)
+		}
+		began := time.Now()
+		servers, err := Run(t.Context(), plan, []Endpoint{e}, func(string) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		// 11 s of warm-up leave 49: 24.5 for passes of 10 s, 14.7 for those of 2 s, 9.8 for those of 4 s.
+		have := servers[0]
+		if took := time.Since(began); took.Seconds() > plan.BudgetS || have.Rates[0].TokensPerSec.N != 2 ||
+			have.Together[0].TokensPerSec.N != 5 || have.Prompts[0].ColdMS.N != 2 {
+			t.Errorf("%v: %d, %d and %d repeats", took, have.Rates[0].TokensPerSec.N, have.Together[0].TokensPerSec.N,
+				have.Prompts[0].ColdMS.N)
+		}
+	})
 }
 
 func TestTextsThatDiffer(t *testing.T) {

@@ -40,7 +40,8 @@ type Machine struct {
 // Plan says what is measured, and how often.
 type Plan struct {
 	Kind string `json:"kind"` // quick or full
-	// Repeats is how often everything is asked after the warm-up, BudgetS after how many seconds no repeat begins.
+	// Repeats is how often everything is asked after the warm-up. What is expected to end more than BudgetS seconds after
+	// the beginning of the warm-up is not repeated.
 	Repeats int     `json:"repeats"`
 	BudgetS float64 `json:"budget_s"`
 	// Tokens is the longest answer, PerClass the number of prompts of each class.
@@ -55,7 +56,7 @@ type Plan struct {
 
 // Quick takes less than a minute on the demonstration models.
 func Quick() Plan {
-	return Plan{Kind: "quick", Repeats: 3, BudgetS: 25, Tokens: 64, PerClass: 1, Requests: []int{1, 4, 8}, Seconds: 1,
+	return Plan{Kind: "quick", Repeats: 3, BudgetS: 40, Tokens: 64, PerClass: 1, Requests: []int{1, 4, 8}, Seconds: 1,
 		PromptTokens: []int{512}}
 }
 

@@ -86,6 +86,7 @@ func Run(ctx context.Context, plan Plan, endpoints []Endpoint, progress func(str
 		return nil, err
 	}
 	var runners []*runner
+	start := time.Now()
 	for _, e := range endpoints {
 		r := &runner{Endpoint: e, plan: plan, classes: list}
 		progress(e.Name + ": warming up")
@@ -96,17 +97,19 @@ func Run(ctx context.Context, plan Plan, endpoints []Endpoint, progress func(str
 	}
 	stages := []struct {
 		name  string
-		share float64 // of the budget
+		share float64 // of what the warm-up leaves of the budget
 		run   func(*runner, context.Context) error
 	}{
 		{"one request at a time", 0.5, (*runner).single},
 		{"several requests at a time", 0.3, (*runner).together},
 		{"long prompts", 0.2, (*runner).prompts},
 	}
+	left := plan.BudgetS - time.Since(start).Seconds()
 	for _, stage := range stages {
 		began := time.Now()
 		for i := range plan.Repeats {
-			if i > 0 && time.Since(began).Seconds() > stage.share*plan.BudgetS {
+			// As long as those before took, on average: it would end too late.
+			if spent := time.Since(began).Seconds(); i > 0 && spent+spent/float64(i) > stage.share*left {
 				break
 			}
 			for _, r := range runners {

@@ -38,6 +38,7 @@ func (c *ServeCmd) AfterApply(ctx *kong.Context) error {
 			}
 		}
 	}
+	c.unheeded = unheeded(ctx.Flags(), os.Environ())
 	return nil
 }
 

@@ -64,8 +64,10 @@ type CertsTokenCmd struct {
 	AuthorityFlags
 	Role string        `arg:"" enum:"target,draft,prefill,any" default:"any" help:"Role of the worker: target (stages too), draft, prefill, or any."`
 	Name string        `arg:"" optional:"" help:"Name that the worker must have; its certificate may then replace one of the same name."`
-	TTL  time.Duration `name:"ttl" default:"1h" help:"How long the token can be used."`
-	Uses int           `default:"1" help:"How many workers can use it."`
+	TTL  time.Duration `name:"ttl" default:"1h" env:"-" help:"How long the token can be used."`
+	Uses int           `default:"1" env:"-" help:"How many workers can use it, -1 = any number."`
+	// Replace is for workers whose folders do not outlive them, such as pods.
+	Replace bool `env:"-" help:"Let its certificates take the place of those of the same names: for workers that keep no files. Who has such a token can be any worker."`
 }
 
 // Run makes a token.
@@ -78,7 +80,7 @@ func (c *CertsTokenCmd) Run(e *env) error {
 	if role == "any" {
 		role = ""
 	}
-	token, err := a.NewToken(identity.JoinToken{Role: role, ID: c.Name, TTL: c.TTL, Uses: c.Uses})
+	token, err := a.NewToken(identity.JoinToken{Role: role, ID: c.Name, TTL: c.TTL, Uses: c.Uses, Replace: c.Replace})
 	if err != nil {
 		return err
 	}
@@ -92,7 +94,7 @@ type CertsIssueCmd struct {
 	Role   string        `arg:"" enum:"target,draft,prefill" help:"Role of the worker: target (stages too), draft, prefill."`
 	Name   string        `arg:"" help:"Name of the worker."`
 	Output string        `arg:"" type:"path" help:"Folder for the certificate: the worker's --certs."`
-	Life   time.Duration `default:"24h" help:"Life of the certificate; workers that reach their gateway renew it."`
+	Life   time.Duration `default:"24h" env:"-" help:"Life of the certificate; workers that reach their gateway renew it."`
 }
 
 // Run writes a certificate.
@@ -122,7 +124,7 @@ func (c *CertsIssueCmd) Run(e *env) error {
 // CertsRotateCmd is tandem certs rotate.
 type CertsRotateCmd struct {
 	AuthorityFlags
-	Revoke bool `help:"Trust the old authority no more, nor any certificate that it issued: for keys that others may have. All workers of other hosts need new tokens."`
+	Revoke bool `env:"-" help:"Trust the old authority no more, nor any certificate that it issued: for keys that others may have. All workers of other hosts need new tokens."`
 }
 
 // Run replaces the authority.

@@ -30,6 +30,7 @@ type Commands struct {
 	Top     TopCmd     `cmd:"" help:"Show what the workers do, refreshed every second: rates, acceptance, slots, pages, queue."`
 	Bench   BenchCmd   `cmd:"" help:"Measure this machine and model: speed by kind of text and speculation, several at a time, long prompts."`
 	Doctor  DoctorCmd  `cmd:"" help:"Look for what keeps tandem serve from working here, and say what mends it; exit status 0 or 1."`
+	Drain   DrainCmd   `cmd:"" help:"Let a worker take no new work, wait until it has none left, and end it if asked to."`
 	Certs   CertsCmd   `cmd:"" help:"Certificates of workers on other hosts: the cluster's authority, join tokens, rotation."`
 	Health  HealthCmd  `cmd:"" help:"Ask a gateway whether it can serve; exit status 0 or 1."`
 	Trace   TraceCmd   `cmd:"" help:"Show where the time of one request went, in all processes."`

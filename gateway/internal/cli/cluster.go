@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/alecthomas/kong"
 	"github.com/tandem-inference/tandem/gateway/internal/app"
 	"github.com/tandem-inference/tandem/services/config"
 	"github.com/tandem-inference/tandem/services/device"
@@ -317,6 +318,22 @@ func workerEnvironment() []string {
 		name, _, _ := strings.Cut(variable, "=")
 		return strings.HasPrefix(name, config.EnvPrefix+"_") && name != scriptVariable
 	}))
+}
+
+// unheeded warns of variables that stand for flags of workers, but for none of tandem serve: what its workers do is said
+// by its own flags alone, and one port or name would not do for three of them.
+func unheeded(own []*kong.Flag, environ []string) []config.Warning {
+	var out []config.Warning
+	for _, entry := range environ {
+		name, value, _ := strings.Cut(entry, "=")
+		if value == "" || !config.OfWorkers(name) ||
+			slices.ContainsFunc(own, func(f *kong.Flag) bool { return slices.Contains(f.Envs, name) }) {
+			continue
+		}
+		out = append(out, config.Warning{Flag: config.FlagOf(name), Text: "is a flag of workers, and " + name +
+			" does not reach those of tandem serve: start the workers by themselves to set it"})
+	}
+	return out
 }
 
 func optional(args []string, flag string, value int) []string {

@@ -74,6 +74,24 @@ func TestWorkerCommandLines(t *testing.T) {
 	}
 }
 
+// TestVariablesOfWorkers: tandem serve says which variables its workers do not get. Those of its own flags, and those of
+// clients, are no concern.
+func TestVariablesOfWorkers(t *testing.T) {
+	for name, value := range map[string]string{"TANDEM_METRICS_LISTEN": "127.0.0.1:9464", "TANDEM_LANES": "2",
+		"TANDEM_ADMIN_LISTEN": "", "TANDEM_SERVER": "http://127.0.0.1:8000"} {
+		t.Setenv(name, value)
+	}
+	_, _, errOut := tandem(t, "", "serve", "--demo", "--programs", programs(t), "--verify-config")
+	if !strings.Contains(errOut, "--metrics-listen: is a flag of workers, and TANDEM_METRICS_LISTEN does not reach") ||
+		strings.Count(errOut, "is a flag of workers") != 1 {
+		t.Errorf("warnings: %s", errOut)
+	}
+	t.Setenv("TANDEM_METRICS_LISTEN", "")
+	if _, _, errOut = tandem(t, "", "serve", "--demo", "--programs", programs(t), "--verify-config"); strings.Contains(errOut, "is a flag of workers") {
+		t.Errorf("warnings without a cause: %s", errOut)
+	}
+}
+
 func TestDevicesOfWorkers(t *testing.T) {
 	models := trio{filepath.Join(modelsDir, demoTarget), filepath.Join(modelsDir, demoDraft),
 		filepath.Join(modelsDir, demoPrefill)}

@@ -13,8 +13,8 @@ import (
 // HealthCmd is tandem health, made for container health checks.
 type HealthCmd struct {
 	Server  string        `default:"${gateway}" help:"HTTP address of the gateway."`
-	Live    bool          `help:"Ask only whether the process runs, not whether it can serve."`
-	Timeout time.Duration `default:"3s" help:"Longest wait for an answer."`
+	Live    bool          `env:"-" help:"Ask only whether the process runs, not whether it can serve."`
+	Timeout time.Duration `default:"3s" env:"-" help:"Longest wait for an answer."`
 	TrustFlags
 }
 

@@ -20,8 +20,8 @@ type InspectCmd struct {
 	Draft          string         `type:"path" placeholder:"PATH" help:"Draft to account for beside the target."`
 	PrefillDrafter string         `type:"existingfile" placeholder:"PATH" help:"Scorer to account for beside the target."`
 	DraftCacheType string         `name:"draft-cache-type" default:"f16" help:"Type of the draft's cached keys and values: ${kv_types}."`
-	Memory         config.Size    `default:"0" placeholder:"SIZE" help:"Memory of the device, for example 24GiB: says what fits; the status is 1 when nothing does. Draft and scorer count, when given."`
-	CacheType      string         `was:"kv-type" default:"f16" help:"Type of cached keys and values: ${kv_types}."`
+	Memory         config.Size    `default:"0" placeholder:"SIZE" env:"-" help:"Memory of the device, for example 24GiB: says what fits; the status is 1 when nothing does. Draft and scorer count, when given."`
+	CacheType      string         `was:"kv-type" default:"f16" env:"-" help:"Type of cached keys and values: ${kv_types}."`
 }
 
 // workspace estimates what activations and the draft's share need besides weights and caches. The engine plans exactly

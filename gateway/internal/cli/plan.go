@@ -23,21 +23,21 @@ const usualContext = 32768
 type PlanCmd struct {
 	Target     string         `arg:"" type:"path" help:"Target model: a GGUF file, the name of a pulled one, or a description (.json) of one that is not at hand."`
 	Draft      string         `type:"path" placeholder:"PATH" help:"DFlash draft of the target, or a description of one."`
-	Scorer     string         `type:"path" placeholder:"PATH" help:"Scorer that compresses prompts, or a description of one."`
-	Rig        string         `type:"existingfile" placeholder:"FILE" help:"Hosts, devices and links, as tandem probe --json writes them; default: this host is measured."`
+	Scorer     string         `type:"path" placeholder:"PATH" env:"-" help:"Scorer that compresses prompts, or a description of one."`
+	Rig        string         `type:"existingfile" placeholder:"FILE" env:"-" help:"Hosts, devices and links, as tandem probe --json writes them; default: this host is measured."`
 	MaxCtx     config.Context `default:"auto" placeholder:"TOKENS" help:"Longest context that must fit, in tokens; auto = 32768, or the model's if that is shorter."`
-	Concurrent int64          `default:"1" help:"Requests at a time."`
-	Prompt     int64          `default:"4096" help:"Prompt tokens of the request for which layouts are compared."`
-	Answer     int64          `default:"512" help:"Answer tokens of that request."`
-	Accepted   float64        `default:"4" help:"Assumption: tokens that a round keeps of a chain as long as the draft's block, its own included."`
+	Concurrent int64          `default:"1" env:"-" help:"Requests at a time."`
+	Prompt     int64          `default:"4096" env:"-" help:"Prompt tokens of the request for which layouts are compared."`
+	Answer     int64          `default:"512" env:"-" help:"Answer tokens of that request."`
+	Accepted   float64        `default:"4" env:"-" help:"Assumption: tokens that a round keeps of a chain as long as the draft's block, its own included."`
 	JSON       bool           `name:"json" env:"-" help:"Print the results as JSON."`
 
-	On       []string `placeholder:"NAME,…" help:"Devices that the target must run on, in the order of its layers: cuda:0,hip:0, or HOST/cuda:0 of other hosts. Default: the fastest are found."`
-	Split    string   `default:"auto" placeholder:"N,…" help:"Layers of each device of --on, such as 40,24; auto = the fastest split is found."`
-	DraftOn  string   `placeholder:"NAME" help:"Device that the draft must run on."`
-	ScorerOn string   `placeholder:"NAME" help:"Device that the scorer must run on."`
-	KV       string   `name:"kv-format" default:"auto" enum:"${kv_choices}" help:"Type of cached keys and values: ${kv_choices}; auto = the first of f16, q8_0, q5_1, q5_0, q4_1, q4_0, tq3_0 that fits."`
-	TreeRows int      `default:"0" help:"Rows of the trees that a round verifies, 0 = the fastest number is found."`
+	On       []string `placeholder:"NAME,…" env:"-" help:"Devices that the target must run on, in the order of its layers: cuda:0,hip:0, or HOST/cuda:0 of other hosts. Default: the fastest are found."`
+	Split    string   `default:"auto" placeholder:"N,…" env:"-" help:"Layers of each device of --on, such as 40,24; auto = the fastest split is found."`
+	DraftOn  string   `placeholder:"NAME" env:"-" help:"Device that the draft must run on."`
+	ScorerOn string   `placeholder:"NAME" env:"-" help:"Device that the scorer must run on."`
+	KV       string   `name:"kv-format" default:"auto" enum:"${kv_choices}" env:"-" help:"Type of cached keys and values: ${kv_choices}; auto = the first of f16, q8_0, q5_1, q5_0, q4_1, q4_0, tq3_0 that fits."`
+	TreeRows int      `default:"0" env:"-" help:"Rows of the trees that a round verifies, 0 = the fastest number is found."`
 	ProbeFlags
 	StoreFlags
 }

@@ -34,9 +34,9 @@ func (f *ProbeFlags) program() (string, error) {
 type ProbeCmd struct {
 	Model       string   `type:"existingfile" placeholder:"PATH" help:"Target whose layers are measured; default: a small model that is made for it. A plan for a model is closer with figures of its own layers."`
 	Device      []string `placeholder:"NAME,…" help:"Devices to measure: cpu, cuda:0, hip:0; default: all that have an engine library here."`
-	Out         string   `type:"path" placeholder:"FILE" help:"Write the rig to this file, for tandem plan --rig; - for standard output."`
-	HostName    string   `placeholder:"NAME" help:"Name of this host in the rig; default: the system's."`
-	HostAddress string   `placeholder:"HOST" help:"Address at which other hosts of a rig reach this one."`
+	Out         string   `type:"path" placeholder:"FILE" env:"-" help:"Write the rig to this file, for tandem plan --rig; - for standard output."`
+	HostName    string   `placeholder:"NAME" env:"-" help:"Name of this host in the rig; default: the system's."`
+	HostAddress string   `placeholder:"HOST" env:"-" help:"Address at which other hosts of a rig reach this one."`
 	ProbeFlags
 }
 

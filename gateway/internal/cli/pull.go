@@ -21,10 +21,10 @@ type PullCmd struct {
 	StoreFlags
 	Hub         string        `default:"${hub}" placeholder:"URL" help:"Hub that has the model; it speaks Hugging Face's API."`
 	HubToken    config.Secret `placeholder:"TOKEN" help:"Token for models that are not public; default: the variable HF_TOKEN."`
-	Revision    string        `default:"main" help:"Branch, tag or commit."`
-	WithDraft   bool          `help:"Fetch the draft that lies beside the target, too."`
-	Connections int           `default:"4" help:"Parts of a file that are fetched at the same time."`
-	Quiet       bool          `short:"q" help:"Print nothing but the result."`
+	Revision    string        `default:"main" env:"-" help:"Branch, tag or commit."`
+	WithDraft   bool          `env:"-" help:"Fetch the draft that lies beside the target, too."`
+	Connections int           `default:"4" env:"-" help:"Parts of a file that are fetched at the same time."`
+	Quiet       bool          `short:"q" env:"-" help:"Print nothing but the result."`
 }
 
 // StoreFlags say where pulled models are.

@@ -29,8 +29,9 @@ type ServeCmd struct {
 	app.Config
 	LogFlags
 
-	examined bool     // by tandem doctor, which reports what Validate would refuse
-	given    []string // flags that the user gave
+	examined bool             // by tandem doctor, which reports what Validate would refuse
+	given    []string         // flags that the user gave
+	unheeded []config.Warning // about variables
 }
 
 // WorkerFlags are settings of the workers that a command starts.
@@ -178,6 +179,9 @@ func (w *WorkerFlags) device(program string) string {
 	return w.Device
 }
 
+// Check returns warnings about settings that are legal and probably not what was meant.
+func (c *ServeCmd) Check() []config.Warning { return append(c.Config.Check(), c.unheeded...) }
+
 // Verify looks at the model files and programs for --verify-config.
 func (c *ServeCmd) Verify() error {
 	models, err := c.models()
@@ -205,6 +209,9 @@ func (c *ServeCmd) Run(e *env) error {
 	log, level, err := logs.logger(e.err)
 	if err != nil {
 		return err
+	}
+	for _, w := range c.unheeded {
+		log.Warn(w.String())
 	}
 	models, err := c.models()
 	if err != nil {

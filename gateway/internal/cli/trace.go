@@ -20,8 +20,8 @@ type TraceCmd struct {
 	Request string        `arg:"" help:"Id of the request: the X-Request-Id of its answer, request_id in logs."`
 	Server  string        `default:"${gateway}" help:"HTTP address of the gateway."`
 	APIKey  config.Secret `name:"api-key" placeholder:"KEY" help:"Key for --server."`
-	All     bool          `help:"Show every span, also of many of one kind."`
-	Timeout time.Duration `default:"5s" help:"Longest wait for an answer."`
+	All     bool          `env:"-" help:"Show every span, also of many of one kind."`
+	Timeout time.Duration `default:"5s" env:"-" help:"Longest wait for an answer."`
 	TrustFlags
 }
 

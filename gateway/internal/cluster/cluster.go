@@ -238,7 +238,7 @@ func (p *Pool) update(list []registry.Worker, connect func(registry.Worker) *grp
 			if conn == nil {
 				continue
 			}
-			w = &worker{conn: conn, lease: make(chan struct{})}
+			w = &worker{conn: conn, lease: make(chan struct{}), running: map[*Slot]struct{}{}}
 			p.workers[info.ID] = w
 			// Connect at once: the first request should not pay for it.
 			conn.Connect()

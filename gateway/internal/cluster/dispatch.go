@@ -94,7 +94,8 @@ func (p *Pool) grant(t *Ticket, w *worker) {
 		t.timer.Stop()
 	}
 	l := &Slot{Worker: w.info.ID, Contract: w.info.Registration.GetContract(), Conn: w.conn, pool: p, w: w,
-		share: t.demand.Share, tokens: t.demand.Tokens}
+		share: t.demand.Share, tokens: t.demand.Tokens, moved: make(chan struct{})}
+	w.running[l] = struct{}{}
 	p.routed(l, &t.demand, time.Now())
 	t.slots <- l
 	if t.left == 0 {

@@ -63,6 +63,8 @@ type worker struct {
 	kv     int // tokens that all its sequences hold together, 0 = as many as its slots take
 	busy   int
 	held   int // tokens reserved for requests that run
+	// running are the slots in use.
+	running map[*Slot]struct{}
 	// Of busy and held, what requests have whose clients do not read.
 	stalled, stalledTokens int
 	lease                  chan struct{} // closed when its lease ends
@@ -137,6 +139,8 @@ type Slot struct {
 	sender *worker // from which the worker is expected to fetch; nil = none, or no more
 	hoped  int     // tokens that the worker was believed to hold
 	stall  stall
+	moved  chan struct{}
+	asked  bool // moved is closed
 }
 
 // NewPool returns a pool without workers.
@@ -365,6 +369,7 @@ func (l *Slot) end(mark func(now time.Time)) {
 		defer p.mu.Unlock()
 		now := time.Now()
 		l.w.busy--
+		delete(l.w.running, l)
 		l.w.held -= l.tokens
 		l.begun()
 		p.returned(l.share)

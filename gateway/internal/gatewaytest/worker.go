@@ -31,7 +31,7 @@ type Worker struct {
 	// ID under which it registered.
 	ID     string
 	server *grpc.Server
-	client *registry.Client
+	client *registry.Membership
 	stop   context.CancelFunc
 	leave  context.CancelFunc
 	done   chan struct{}
@@ -90,8 +90,7 @@ func Join(tb testing.TB, gateway string, opt WorkerOptions) *Worker {
 		}
 		opt.Model = &tandemv1.ModelInfo{Name: name, Digest: name, Path: ModelPath(tb, name)}
 	}
-	w.client, err = registry.NewClient(registry.ClientConfig{
-		Gateway: gateway,
+	w.client, err = registry.NewMembership([]string{gateway}, registry.ClientConfig{
 		Registration: &tandemv1.Registration{WorkerId: opt.ID, Role: opt.Role, Address: lis.Addr().String(), Backend: "cpu",
 			Device: "fake", Contract: opt.Contract,
 			Model: opt.Model, Limits: &tandemv1.Limits{Lanes: opt.Slots, MaxContext: opt.MaxContext, KvTokens: opt.KVTokens},
@@ -103,6 +102,7 @@ func Join(tb testing.TB, gateway string, opt WorkerOptions) *Worker {
 			return &tandemv1.Heartbeat{State: w.state, LanesBusy: int32(w.running), Counters: counters, Attached: opt.Attached,
 				RefusedDrafts: opt.Refused}
 		},
+		OnLease:     w.obey,
 		DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())},
 	})
 	if err != nil {
@@ -140,6 +140,25 @@ func (w *Worker) Kill() {
 		w.stop()
 	}
 	<-w.done
+}
+
+// obey does what somebody asked of the worker at its gateway, as package workernode does.
+func (w *Worker) obey(l *tandemv1.Lease) {
+	w.mu.Lock()
+	was := w.state
+	switch l.GetAdmission() {
+	case tandemv1.Admission_ADMISSION_HOLD:
+		w.state = registry.StateDraining
+	case tandemv1.Admission_ADMISSION_OPEN:
+		w.state = registry.StateReady
+	case tandemv1.Admission_ADMISSION_END:
+		w.leave()
+	}
+	changed := w.state != was
+	w.mu.Unlock()
+	if changed {
+		w.client.Notify()
+	}
 }
 
 // Leave ends the worker's lease; it serves on.

@@ -74,7 +74,16 @@ func (s *stream) run(ctx context.Context, slot *cluster.Slot) (*Choice, error) {
 	for {
 		before := len(s.committed)
 		s.admitted = false
-		err := s.attempt(ctx, slot)
+		next, err := s.attempt(ctx, slot)
+		if errors.Is(err, errMoved) {
+			slot.Release()
+			slot = next
+			s.retries++
+			continue
+		}
+		if next != nil {
+			next.Release()
+		}
 		if err == nil || errors.Is(err, errDone) {
 			slot.Release()
 			return s.finish(), nil
@@ -183,18 +192,35 @@ func (e *sinkError) Unwrap() error { return e.err }
 // errLease is why an attempt ends on a worker that lost its lease and does not answer.
 var errLease = rpcerr.Unavailable("the worker lost its lease and is silent")
 
-// attempt runs the choice on one worker until it ends. errDone: the gateway ended it.
-func (s *stream) attempt(ctx context.Context, slot *cluster.Slot) error {
+// attempt runs the choice on one worker until it ends. errDone: the gateway ended it. errMoved: it goes on in next, which
+// may be there as well when the choice ended in another way.
+func (s *stream) attempt(ctx context.Context, slot *cluster.Slot) (next *cluster.Slot, err error) {
 	if s.job.max > 0 && len(s.committed) >= s.job.max {
 		// The worker was lost between its last token and its last message.
 		s.ended = FinishLength
-		return errDone
+		return nil, errDone
 	}
+	ctx, cancel := context.WithCancelCause(metadata.AppendToOutgoingContext(ctx, "x-request-id", s.r.req.ID))
+	moving := s.move(ctx, slot, func() { cancel(errMoved) })
+	err = s.compute(ctx, slot, cancel)
+	if broken(err) && context.Cause(ctx) == errMoved {
+		err = errMoved
+	}
+	cancel(nil)
+	return <-moving, err
+}
+
+// broken reports whether an attempt ended by neither the choice itself, its client nor a message that cannot be.
+func broken(err error) bool {
+	var sinkErr *sinkError
+	return err != nil && !errors.Is(err, errDone) && !errors.As(err, &sinkErr) && violation(err) == nil
+}
+
+// compute has the worker of a slot compute the choice, from what there is on.
+func (s *stream) compute(ctx context.Context, slot *cluster.Slot, cancel context.CancelCauseFunc) error {
 	s.slot, s.worker = slot, slot.Worker
 	s.r.seen.At(slot.Worker)
 	defer func() { s.slot = nil }()
-	ctx, cancel := context.WithCancelCause(metadata.AppendToOutgoingContext(ctx, "x-request-id", s.r.req.ID))
-	defer cancel(nil)
 	var heard atomic.Int64 // nanoseconds from began to the last message
 	began := time.Now()
 	stop := slot.Watch(func() time.Duration { return time.Since(began) - time.Duration(heard.Load()) },

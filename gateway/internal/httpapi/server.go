@@ -71,6 +71,8 @@ type Deps struct {
 	Live Live
 	// Kill kills a worker that this process started, or its engine, for the page; nil = the page may not.
 	Kill func(worker string, engine bool) error
+	// Admission is how workers are drained.
+	Admission Admission
 	// Bodies bounds the memory of request bodies; nil = no bound.
 	Bodies *bodybudget.Budget
 	// Draining tells whether the gateway is shutting down.
@@ -129,6 +131,8 @@ type Targets interface {
 	Busy(id string) (busy, slots int, ok bool)
 	// RoutedTo counts the requests that a worker got; ok is false for one that does not generate.
 	RoutedTo(id string) (r cluster.Routed, ok bool)
+	// Move asks the requests of a worker to go on at others. It returns how many can, and how many cannot.
+	Move(id string) (asked, stay int)
 }
 
 // Memory counts the calls that are remembered, and their bytes.
@@ -173,6 +177,7 @@ type Server struct {
 	traces      Traces
 	looks       Live
 	kill        func(worker string, engine bool) error
+	admission   Admission
 	bodies      *bodybudget.Budget
 	draining    func() bool
 	scorerReady func() bool
@@ -196,7 +201,7 @@ func New(cfg Config, deps Deps) (*Server, error) {
 		cfg: cfg, turns: deps.Turns, openai: deps.OpenAI, cluster: deps.Cluster, targets: deps.Targets, memory: deps.Memory,
 		model: deps.Model, metrics: deps.Metrics, scrapes: deps.Scrape, log: deps.Logger,
 		tracer: newTracer(deps.Tracer), traces: deps.Traces, looks: deps.Live, kill: deps.Kill, bodies: deps.Bodies,
-		draining: deps.Draining, scorerReady: deps.ScorerReady,
+		admission: deps.Admission, draining: deps.Draining, scorerReady: deps.ScorerReady,
 		envelope: deps.Envelope, routes: map[string]*route{},
 	}
 	s.add("GET", "/", accessOpen, false, s.health)
@@ -206,6 +211,7 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	s.add("GET", "/props", accessIntrospect, false, s.props)
 	s.add("GET", "/metrics", accessIntrospect, false, s.scrape)
 	s.add("GET", "/cluster", accessIntrospect, false, s.topology)
+	s.add("POST", "/cluster/drain", accessLook, false, s.drain)
 	s.add("GET", "/trace/{id}", accessIntrospect, false, s.trace)
 	for _, prefix := range []string{"/v1", ""} {
 		s.add("GET", prefix+"/models", accessKey, false, s.models)

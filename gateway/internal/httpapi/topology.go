@@ -21,6 +21,7 @@ type workerEntry struct {
 	Model         string  `json:"model"`
 	ModelDigest   string  `json:"model_digest,omitempty"`
 	State         string  `json:"state"`
+	Empty         bool    `json:"empty,omitempty"` // it drains and has no work left
 	MaxCtx        int32   `json:"max_ctx"`
 	Lanes         int32   `json:"lanes"`
 	LanesBusy     int     `json:"lanes_busy"`
@@ -215,6 +216,7 @@ func (s *Server) workers() topologyBody {
 		if served {
 			e.LanesBusy = busy
 		}
+		e.Empty = w.Idle && busy == 0
 		if routed, ok := s.targets.RoutedTo(w.ID); ok {
 			e.Routing = routingOf(hb, routed)
 		}

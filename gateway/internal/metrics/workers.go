@@ -68,10 +68,10 @@ func (d *dead) update(workers []registry.Worker) map[string]presence {
 
 // workerInstruments are read at collection time.
 type workerInstruments struct {
-	up, slots, tokens, sequences metric.Int64ObservableGauge
-	restarts                     metric.Int64ObservableCounter
-	counters                     map[string]metric.Float64ObservableCounter
-	gauges                       map[string]metric.Float64ObservableGauge
+	up, draining, slots, tokens, sequences metric.Int64ObservableGauge
+	restarts                               metric.Int64ObservableCounter
+	counters                               map[string]metric.Float64ObservableCounter
+	gauges                                 map[string]metric.Float64ObservableGauge
 }
 
 func (b *builder) workers() workerInstruments {
@@ -83,6 +83,7 @@ func (b *builder) workers() workerInstruments {
 			"Sequences in the engine, by worker; those of owner none belong to no request."),
 		up: b.gauge("tandem.worker.up",
 			"1 for a worker that is ready, 0 for one that is not or that is gone without having been told to, for a day."),
+		draining: b.gauge("tandem.worker.draining", "1 for a worker that takes no new work because it was told so."),
 		counters: map[string]metric.Float64ObservableCounter{},
 		gauges:   map[string]metric.Float64ObservableGauge{},
 	}
@@ -107,7 +108,7 @@ func (b *builder) workers() workerInstruments {
 }
 
 func (w *workerInstruments) all() []metric.Observable {
-	out := []metric.Observable{w.up, w.slots, w.tokens, w.sequences, w.restarts}
+	out := []metric.Observable{w.up, w.draining, w.slots, w.tokens, w.sequences, w.restarts}
 	for _, c := range w.counters {
 		out = append(out, c)
 	}
@@ -132,6 +133,11 @@ func (w *workerInstruments) observe(_ context.Context, o metric.Observer, src *S
 			ready = 1
 		}
 		o.ObserveInt64(w.up, ready, metric.WithAttributes(id, role, attribute.String("backend", reg.GetBackend())))
+		draining := int64(0)
+		if worker.State == registry.StateDraining {
+			draining = 1
+		}
+		o.ObserveInt64(w.draining, draining, metric.WithAttributes(id, role))
 		if hb := worker.Heartbeat; hb != nil {
 			o.ObserveInt64(w.restarts, int64(hb.GetEngineRestarts()), metric.WithAttributes(id, role))
 			orphans := int64(hb.GetOrphanedSequences())

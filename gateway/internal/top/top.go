@@ -21,6 +21,7 @@ import (
 // Worker is one of /cluster.
 type Worker struct {
 	ID, Role, Device, State, Model string
+	Empty                          bool
 	Lanes                          int
 	LanesBusy                      int `json:"lanes_busy"`
 	Restarts                       int `json:"engine_restarts"`
@@ -161,6 +162,9 @@ func (r row) number(name, format string) string {
 func (r row) state() string {
 	if r.LoadBytes > 0 && r.LoadedBytes < r.LoadBytes {
 		return fmt.Sprintf("%s %.0f%%", r.State, 100*r.LoadedBytes/r.LoadBytes)
+	}
+	if r.Empty {
+		return "drained"
 	}
 	return r.State
 }

@@ -21,6 +21,62 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type Admission int32
+
+const (
+	// Nothing new: as before.
+	Admission_ADMISSION_UNSPECIFIED Admission = 0
+	// Take work again.
+	Admission_ADMISSION_OPEN Admission = 1
+	// Take no new work, and finish what there is. Heartbeats say draining.
+	Admission_ADMISSION_HOLD Admission = 2
+	// End in order, as after SIGTERM.
+	Admission_ADMISSION_END Admission = 3
+)
+
+// Enum value maps for Admission.
+var (
+	Admission_name = map[int32]string{
+		0: "ADMISSION_UNSPECIFIED",
+		1: "ADMISSION_OPEN",
+		2: "ADMISSION_HOLD",
+		3: "ADMISSION_END",
+	}
+	Admission_value = map[string]int32{
+		"ADMISSION_UNSPECIFIED": 0,
+		"ADMISSION_OPEN":        1,
+		"ADMISSION_HOLD":        2,
+		"ADMISSION_END":         3,
+	}
+)
+
+func (x Admission) Enum() *Admission {
+	p := new(Admission)
+	*p = x
+	return p
+}
+
+func (x Admission) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Admission) Descriptor() protoreflect.EnumDescriptor {
+	return file_tandem_v1_registry_proto_enumTypes[0].Descriptor()
+}
+
+func (Admission) Type() protoreflect.EnumType {
+	return &file_tandem_v1_registry_proto_enumTypes[0]
+}
+
+func (x Admission) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Admission.Descriptor instead.
+func (Admission) EnumDescriptor() ([]byte, []int) {
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{0}
+}
+
 type JoinRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Message:
@@ -1066,8 +1122,16 @@ type Lease struct {
 	// For targets: the drafts it may use. Empty for other roles.
 	Peers []*Peer `protobuf:"bytes,3,rep,name=peers,proto3" json:"peers,omitempty"`
 	// The gateway wants no new work to be accepted.
-	Drain         bool   `protobuf:"varint,4,opt,name=drain,proto3" json:"drain,omitempty"`
-	HeartbeatSeq  uint64 `protobuf:"varint,5,opt,name=heartbeat_seq,json=heartbeatSeq,proto3" json:"heartbeat_seq,omitempty"`
+	Drain        bool   `protobuf:"varint,4,opt,name=drain,proto3" json:"drain,omitempty"`
+	HeartbeatSeq uint64 `protobuf:"varint,5,opt,name=heartbeat_seq,json=heartbeatSeq,proto3" json:"heartbeat_seq,omitempty"`
+	// Id of the gateway, and all gateways of its cluster, this one too, those that are there longest first. A worker joins
+	// each of them; a target uses the drafts that the first one with which it has a lease assigns. Empty: it is the only
+	// one.
+	Gateway  string     `protobuf:"bytes,6,opt,name=gateway,proto3" json:"gateway,omitempty"`
+	Gateways []*Gateway `protobuf:"bytes,7,rep,name=gateways,proto3" json:"gateways,omitempty"`
+	// What somebody asked of this worker (tandem drain). The worker remembers it: it holds for all its gateways and over a
+	// lost connection, and ends with the process.
+	Admission     Admission `protobuf:"varint,8,opt,name=admission,proto3,enum=tandem.v1.Admission" json:"admission,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1137,6 +1201,80 @@ func (x *Lease) GetHeartbeatSeq() uint64 {
 	return 0
 }
 
+func (x *Lease) GetGateway() string {
+	if x != nil {
+		return x.Gateway
+	}
+	return ""
+}
+
+func (x *Lease) GetGateways() []*Gateway {
+	if x != nil {
+		return x.Gateways
+	}
+	return nil
+}
+
+func (x *Lease) GetAdmission() Admission {
+	if x != nil {
+		return x.Admission
+	}
+	return Admission_ADMISSION_UNSPECIFIED
+}
+
+type Gateway struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Where workers join.
+	Address       string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Gateway) Reset() {
+	*x = Gateway{}
+	mi := &file_tandem_v1_registry_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Gateway) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Gateway) ProtoMessage() {}
+
+func (x *Gateway) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_registry_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Gateway.ProtoReflect.Descriptor instead.
+func (*Gateway) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Gateway) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Gateway) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
 type Peer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	WorkerId      string                 `protobuf:"bytes,1,opt,name=worker_id,json=workerId,proto3" json:"worker_id,omitempty"`
@@ -1149,7 +1287,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[12]
+	mi := &file_tandem_v1_registry_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1161,7 +1299,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[12]
+	mi := &file_tandem_v1_registry_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1174,7 +1312,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{12}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Peer) GetWorkerId() string {
@@ -1308,19 +1446,30 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"\x04rows\x18\x01 \x01(\x05R\x04rows\x12\x0e\n" +
 	"\x02ms\x18\x02 \x01(\x01R\x02ms\"6\n" +
 	"\fJoinResponse\x12&\n" +
-	"\x05lease\x18\x01 \x01(\v2\x10.tandem.v1.LeaseR\x05lease\"\xa1\x01\n" +
+	"\x05lease\x18\x01 \x01(\v2\x10.tandem.v1.LeaseR\x05lease\"\x9f\x02\n" +
 	"\x05Lease\x12 \n" +
 	"\flease_ttl_ms\x18\x01 \x01(\x05R\n" +
 	"leaseTtlMs\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12%\n" +
 	"\x05peers\x18\x03 \x03(\v2\x0f.tandem.v1.PeerR\x05peers\x12\x14\n" +
 	"\x05drain\x18\x04 \x01(\bR\x05drain\x12#\n" +
-	"\rheartbeat_seq\x18\x05 \x01(\x04R\fheartbeatSeq\"\x8e\x01\n" +
+	"\rheartbeat_seq\x18\x05 \x01(\x04R\fheartbeatSeq\x12\x18\n" +
+	"\agateway\x18\x06 \x01(\tR\agateway\x12.\n" +
+	"\bgateways\x18\a \x03(\v2\x12.tandem.v1.GatewayR\bgateways\x122\n" +
+	"\tadmission\x18\b \x01(\x0e2\x14.tandem.v1.AdmissionR\tadmission\"3\n" +
+	"\aGateway\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\"\x8e\x01\n" +
 	"\x04Peer\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12#\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x0f.tandem.v1.RoleR\x04role\x12\x18\n" +
 	"\aaddress\x18\x03 \x01(\tR\aaddress\x12*\n" +
-	"\x05model\x18\x04 \x01(\v2\x14.tandem.v1.ModelInfoR\x05model2N\n" +
+	"\x05model\x18\x04 \x01(\v2\x14.tandem.v1.ModelInfoR\x05model*a\n" +
+	"\tAdmission\x12\x19\n" +
+	"\x15ADMISSION_UNSPECIFIED\x10\x00\x12\x12\n" +
+	"\x0eADMISSION_OPEN\x10\x01\x12\x12\n" +
+	"\x0eADMISSION_HOLD\x10\x02\x12\x11\n" +
+	"\rADMISSION_END\x10\x032N\n" +
 	"\x0fRegistryService\x12;\n" +
 	"\x04Join\x12\x16.tandem.v1.JoinRequest\x1a\x17.tandem.v1.JoinResponse(\x010\x01B\xa0\x01\n" +
 	"\rcom.tandem.v1B\rRegistryProtoP\x01Z;github.com/tandem-inference/tandem/proto/tandem/v1;tandemv1\xa2\x02\x03TXX\xaa\x02\tTandem.V1\xca\x02\tTandem\\V1\xe2\x02\x15Tandem\\V1\\GPBMetadata\xea\x02\n" +
@@ -1338,51 +1487,56 @@ func file_tandem_v1_registry_proto_rawDescGZIP() []byte {
 	return file_tandem_v1_registry_proto_rawDescData
 }
 
-var file_tandem_v1_registry_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_tandem_v1_registry_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_tandem_v1_registry_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_tandem_v1_registry_proto_goTypes = []any{
-	(*JoinRequest)(nil),     // 0: tandem.v1.JoinRequest
-	(*Registration)(nil),    // 1: tandem.v1.Registration
-	(*ModelInfo)(nil),       // 2: tandem.v1.ModelInfo
-	(*Limits)(nil),          // 3: tandem.v1.Limits
-	(*Heartbeat)(nil),       // 4: tandem.v1.Heartbeat
-	(*RefusedDraft)(nil),    // 5: tandem.v1.RefusedDraft
-	(*Prefixes)(nil),        // 6: tandem.v1.Prefixes
-	(*PrefixState)(nil),     // 7: tandem.v1.PrefixState
-	(*AutoSpeculation)(nil), // 8: tandem.v1.AutoSpeculation
-	(*StepTime)(nil),        // 9: tandem.v1.StepTime
-	(*JoinResponse)(nil),    // 10: tandem.v1.JoinResponse
-	(*Lease)(nil),           // 11: tandem.v1.Lease
-	(*Peer)(nil),            // 12: tandem.v1.Peer
-	nil,                     // 13: tandem.v1.Registration.SettingsEntry
-	nil,                     // 14: tandem.v1.Heartbeat.CountersEntry
-	(Role)(0),               // 15: tandem.v1.Role
+	(Admission)(0),          // 0: tandem.v1.Admission
+	(*JoinRequest)(nil),     // 1: tandem.v1.JoinRequest
+	(*Registration)(nil),    // 2: tandem.v1.Registration
+	(*ModelInfo)(nil),       // 3: tandem.v1.ModelInfo
+	(*Limits)(nil),          // 4: tandem.v1.Limits
+	(*Heartbeat)(nil),       // 5: tandem.v1.Heartbeat
+	(*RefusedDraft)(nil),    // 6: tandem.v1.RefusedDraft
+	(*Prefixes)(nil),        // 7: tandem.v1.Prefixes
+	(*PrefixState)(nil),     // 8: tandem.v1.PrefixState
+	(*AutoSpeculation)(nil), // 9: tandem.v1.AutoSpeculation
+	(*StepTime)(nil),        // 10: tandem.v1.StepTime
+	(*JoinResponse)(nil),    // 11: tandem.v1.JoinResponse
+	(*Lease)(nil),           // 12: tandem.v1.Lease
+	(*Gateway)(nil),         // 13: tandem.v1.Gateway
+	(*Peer)(nil),            // 14: tandem.v1.Peer
+	nil,                     // 15: tandem.v1.Registration.SettingsEntry
+	nil,                     // 16: tandem.v1.Heartbeat.CountersEntry
+	(Role)(0),               // 17: tandem.v1.Role
 }
 var file_tandem_v1_registry_proto_depIdxs = []int32{
-	1,  // 0: tandem.v1.JoinRequest.registration:type_name -> tandem.v1.Registration
-	4,  // 1: tandem.v1.JoinRequest.heartbeat:type_name -> tandem.v1.Heartbeat
-	15, // 2: tandem.v1.Registration.role:type_name -> tandem.v1.Role
-	2,  // 3: tandem.v1.Registration.model:type_name -> tandem.v1.ModelInfo
-	3,  // 4: tandem.v1.Registration.limits:type_name -> tandem.v1.Limits
-	13, // 5: tandem.v1.Registration.settings:type_name -> tandem.v1.Registration.SettingsEntry
-	14, // 6: tandem.v1.Heartbeat.counters:type_name -> tandem.v1.Heartbeat.CountersEntry
-	8,  // 7: tandem.v1.Heartbeat.speculation:type_name -> tandem.v1.AutoSpeculation
-	6,  // 8: tandem.v1.Heartbeat.prefixes:type_name -> tandem.v1.Prefixes
-	5,  // 9: tandem.v1.Heartbeat.refused_drafts:type_name -> tandem.v1.RefusedDraft
-	7,  // 10: tandem.v1.Prefixes.states:type_name -> tandem.v1.PrefixState
-	9,  // 11: tandem.v1.AutoSpeculation.steps:type_name -> tandem.v1.StepTime
-	9,  // 12: tandem.v1.AutoSpeculation.prompts:type_name -> tandem.v1.StepTime
-	9,  // 13: tandem.v1.AutoSpeculation.prompts_beside:type_name -> tandem.v1.StepTime
-	11, // 14: tandem.v1.JoinResponse.lease:type_name -> tandem.v1.Lease
-	12, // 15: tandem.v1.Lease.peers:type_name -> tandem.v1.Peer
-	15, // 16: tandem.v1.Peer.role:type_name -> tandem.v1.Role
-	2,  // 17: tandem.v1.Peer.model:type_name -> tandem.v1.ModelInfo
-	0,  // 18: tandem.v1.RegistryService.Join:input_type -> tandem.v1.JoinRequest
-	10, // 19: tandem.v1.RegistryService.Join:output_type -> tandem.v1.JoinResponse
-	19, // [19:20] is the sub-list for method output_type
-	18, // [18:19] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	2,  // 0: tandem.v1.JoinRequest.registration:type_name -> tandem.v1.Registration
+	5,  // 1: tandem.v1.JoinRequest.heartbeat:type_name -> tandem.v1.Heartbeat
+	17, // 2: tandem.v1.Registration.role:type_name -> tandem.v1.Role
+	3,  // 3: tandem.v1.Registration.model:type_name -> tandem.v1.ModelInfo
+	4,  // 4: tandem.v1.Registration.limits:type_name -> tandem.v1.Limits
+	15, // 5: tandem.v1.Registration.settings:type_name -> tandem.v1.Registration.SettingsEntry
+	16, // 6: tandem.v1.Heartbeat.counters:type_name -> tandem.v1.Heartbeat.CountersEntry
+	9,  // 7: tandem.v1.Heartbeat.speculation:type_name -> tandem.v1.AutoSpeculation
+	7,  // 8: tandem.v1.Heartbeat.prefixes:type_name -> tandem.v1.Prefixes
+	6,  // 9: tandem.v1.Heartbeat.refused_drafts:type_name -> tandem.v1.RefusedDraft
+	8,  // 10: tandem.v1.Prefixes.states:type_name -> tandem.v1.PrefixState
+	10, // 11: tandem.v1.AutoSpeculation.steps:type_name -> tandem.v1.StepTime
+	10, // 12: tandem.v1.AutoSpeculation.prompts:type_name -> tandem.v1.StepTime
+	10, // 13: tandem.v1.AutoSpeculation.prompts_beside:type_name -> tandem.v1.StepTime
+	12, // 14: tandem.v1.JoinResponse.lease:type_name -> tandem.v1.Lease
+	14, // 15: tandem.v1.Lease.peers:type_name -> tandem.v1.Peer
+	13, // 16: tandem.v1.Lease.gateways:type_name -> tandem.v1.Gateway
+	0,  // 17: tandem.v1.Lease.admission:type_name -> tandem.v1.Admission
+	17, // 18: tandem.v1.Peer.role:type_name -> tandem.v1.Role
+	3,  // 19: tandem.v1.Peer.model:type_name -> tandem.v1.ModelInfo
+	1,  // 20: tandem.v1.RegistryService.Join:input_type -> tandem.v1.JoinRequest
+	11, // 21: tandem.v1.RegistryService.Join:output_type -> tandem.v1.JoinResponse
+	21, // [21:22] is the sub-list for method output_type
+	20, // [20:21] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_tandem_v1_registry_proto_init() }
@@ -1400,13 +1554,14 @@ func file_tandem_v1_registry_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_v1_registry_proto_rawDesc), len(file_tandem_v1_registry_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   15,
+			NumEnums:      1,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_tandem_v1_registry_proto_goTypes,
 		DependencyIndexes: file_tandem_v1_registry_proto_depIdxs,
+		EnumInfos:         file_tandem_v1_registry_proto_enumTypes,
 		MessageInfos:      file_tandem_v1_registry_proto_msgTypes,
 	}.Build()
 	File_tandem_v1_registry_proto = out.File

@@ -87,7 +87,7 @@ func (s *Server) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateReq
 		}
 		s.count(w)
 		if w.proposed && s.cfg.Measure != nil {
-			s.cfg.Measure.Record(context.Background(), (w.appended + w.forward).Seconds())
+			s.cfg.Measure.Record(w.trace.ctx, (w.appended + w.forward).Seconds())
 		}
 		done.add(w)
 		free <- a

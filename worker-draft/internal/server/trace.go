@@ -18,6 +18,8 @@ type tracing struct {
 	tracer trace.Tracer      // nil = nothing is traced
 	parent trace.SpanContext // of the stream
 	span   trace.Span        // of the proposal at work, nil = it has none
+	// ctx leads what is measured of the last proposal to its span, if it had one.
+	ctx context.Context
 }
 
 func newTracing(ctx context.Context, p trace.TracerProvider) tracing {
@@ -30,14 +32,14 @@ func newTracing(ctx context.Context, p trace.TracerProvider) tracing {
 
 // start starts the span of a question that arrived at a time.
 func (t *tracing) start(ask *tandemv1.Propose, at time.Time) {
-	t.span = nil
+	t.span, t.ctx = nil, context.Background()
 	if t.tracer == nil || ask.GetSpan() == 0 {
 		return
 	}
 	var id trace.SpanID
 	binary.BigEndian.PutUint64(id[:], ask.GetSpan())
 	round := t.parent.WithSpanID(id).WithRemote(true)
-	_, t.span = t.tracer.Start(trace.ContextWithRemoteSpanContext(context.Background(), round), "propose",
+	t.ctx, t.span = t.tracer.Start(trace.ContextWithRemoteSpanContext(context.Background(), round), "propose",
 		trace.WithTimestamp(at))
 }
 

@@ -42,7 +42,7 @@ func (s *StageFlags) validate(f *workernode.Flags) error {
 	switch {
 	case len(s.TargetDevices)+len(s.TargetStages) > 0:
 		return errors.New("--stage: a stage runs on --device, leave --target-devices and --target-stages to the first")
-	case f.Gateway != "" && f.JoinToken == "" && f.JoinTokenFile == "" && f.Certs == "":
+	case len(f.Gateway) > 0 && f.JoinToken == "" && f.JoinTokenFile == "" && f.Certs == "":
 		return errors.New("--stage: a stage serves the worker that names it in --target-stages; --gateway only renews its " +
 			"certificate (--join-token, --certs)")
 	}
