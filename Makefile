@@ -127,7 +127,7 @@ check-go:
 
 test-go: check-go bin/testsum ## format, vet and Go tests
 	@bin/testsum run -name go -dir $(RESULTS) -- $(GO) test -json -shuffle=on -timeout 20m $(GO_TESTED)
-	@for tool in testsum gpures; do cd $(CURDIR)/tools/$$tool && \
+	@for tool in testsum gpures helmcheck; do cd $(CURDIR)/tools/$$tool && \
 		GOWORK=off ../../bin/testsum run -name $$tool -dir ../../$(RESULTS) -- $(GO) test -json ./...; done
 
 test-race: bin/testsum ## Go tests marked short, under the race detector
@@ -312,6 +312,9 @@ bin/promtool: tools/promtool/go.mod
 	GOWORK=off GOBIN=$(CURDIR)/bin $(GO) -C tools/promtool install tool
 	@touch $@
 
+helm-test: ## render the Helm chart's examples and compare them with the schemas of the resources
+	cd tools/helmcheck && GOWORK=off $(GO) test -count=1 ./...
+
 compose: bin/docker-compose ## build Docker Compose v2 into bin/ (for container tests where no package has it)
 
 bin/docker-compose: tools/compose/go.mod
@@ -321,7 +324,7 @@ bin/docker-compose: tools/compose/go.mod
 
 docs: ## build the documents as a site into build/site; links that lead nowhere are errors (needs pip)
 	@tools/docs.sh
-.PHONY: docs
+.PHONY: docs helm-test
 
 bench: build ## measure speed, gateway overhead, needles and soak; needs minutes, see bench/README.md
 	bench/run.sh
