@@ -209,8 +209,10 @@ func (c *checker) event(r *Record) {
 		}
 		s.sequence = r.Sequence
 	}
-	s.pauses = append(s.pauses, pause{s.last, r.At})
-	s.last = r.At
+	if len(r.Tokens) > 0 || r.Kind == End {
+		s.pauses = append(s.pauses, pause{s.last, r.At})
+		s.last = r.At
+	}
 	s.tokens = append(s.tokens, r.Tokens...)
 	if r.Kind == End {
 		s.end, s.variant, s.contract = r, r.Variant, r.Contract
