@@ -75,7 +75,7 @@ func asks(tokens int) (all []ask) {
 	}
 	for i := range 2 {
 		text := fmt.Sprintf("The access code of lilac is %d.\n", 55000+i) +
-			strings.Repeat("The sky over the harbour was grey, and nothing of note was written down that day. ", 120)
+			strings.Repeat("The sky over the harbour was grey, and nothing of note was written down that day. ", 60)
 		all = append(all, ask{name: fmt.Sprintf("compressed %d", i), path: chatAPI, compresses: true, body: map[string]any{
 			"messages": []map[string]any{{"role": "user", "content": text + "\nWhat is the access code of lilac?"}},
 			"stream":   true, "max_tokens": tokens / 4, "temperature": 0, "enable_thinking": false, "logprobs": true,
