@@ -389,6 +389,59 @@ func TestNobodyElse(t *testing.T) {
 	}
 }
 
+// network is a listener whose connections seem to come in at an address of the network, from this host itself or from
+// another one.
+type network struct {
+	net.Listener
+	from net.IP
+}
+
+func (l network) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	return ends{c, l.from}, err
+}
+
+type ends struct {
+	net.Conn
+	from net.IP
+}
+
+func (ends) LocalAddr() net.Addr    { return &net.TCPAddr{IP: net.IPv4(10, 0, 0, 7), Port: 7} }
+func (e ends) RemoteAddr() net.Addr { return &net.TCPAddr{IP: e.from, Port: 8} }
+
+// TestHealthOfItself: a worker that listens at an address of the network tells this host without TLS whether it is
+// healthy, and nothing else: its supervisor kills it where it does not. Another host gets no answer.
+func TestHealthOfItself(t *testing.T) {
+	c := newCluster(t, time.Hour)
+	p, err := c.authority.IssuePair(Identity{Target, "t"}, t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		from          net.IP
+		check, decode codes.Code
+	}{
+		{net.IPv4(10, 0, 0, 7), codes.OK, codes.Unauthenticated},
+		{net.IPv4(10, 0, 0, 8), codes.Unavailable, codes.Unavailable},
+	} {
+		lis, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := grpc.NewServer(append(ServerOptions(zap.NewNop()),
+			grpc.Creds(Transport{Source: NewSource(p), Logger: zap.NewNop()}.Server()))...)
+		tandemv1.RegisterTargetServiceServer(s, decoder{})
+		healthv1.RegisterHealthServer(s, health.NewServer())
+		ended := make(chan struct{})
+		go func() { _ = s.Serve(network{lis, test.from}); close(ended) }()
+		t.Cleanup(func() { s.Stop(); <-ended })
+		decode, check := call(t, lis.Addr().String(), Transport{}, "", false)
+		if status.Code(check) != test.check || status.Code(decode) != test.decode {
+			t.Errorf("from %v: health %v, Decode %v", test.from, check, decode)
+		}
+	}
+}
+
 func TestRotate(t *testing.T) {
 	c := newCluster(t, time.Hour)
 	target, err := c.join(Target, "t", c.token(JoinToken{}))

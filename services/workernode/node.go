@@ -14,6 +14,7 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/identity"
+	"github.com/tandem-inference/tandem/services/inlet"
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/sdnotify"
@@ -71,6 +72,10 @@ type Config struct {
 // features and tables travel in pieces of about 1 MiB.
 const MaxRequestBytes = 32 << 20
 
+// callers are what gateways, peers and strangers may hold of a worker's port: connections are few, the streams of one are
+// those of all slots.
+var callers = inlet.Limits{Connections: 512, PerHost: 256, Streams: 8192, ArrivingBytes: 8 * MaxRequestBytes}
+
 // ServerOptions are those of every worker's server.
 func ServerOptions(log *zap.Logger) []grpc.ServerOption {
 	// Stop waits for handlers: they free sequences, for which the engine must still be there.
@@ -127,7 +132,9 @@ func Run(ctx context.Context, cfg Config, w Worker) error {
 	}
 	defer n.notify.Close()
 	options := append(ServerOptions(cfg.Log), telemetry.ServerOptions(cfg.Flags.providers())...)
-	options = append(options, grpc.Creds(cfg.Flags.transport(cfg.Log).Server()))
+	port := inlet.New(callers, cfg.Log)
+	listener = port.Listener(listener)
+	options = append(options, port.ServerOptions(cfg.Flags.transport(cfg.Log).Server())...)
 	options = append(options, identity.ServerOptions(cfg.Log)...)
 	defer cfg.Flags.leave()
 	n.server = grpc.NewServer(append(options, cfg.Options...)...)

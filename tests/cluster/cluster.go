@@ -187,9 +187,10 @@ type Process struct {
 }
 
 // Processes lists all processes whose environment names the cluster's directory: also orphans.
-func (c *Cluster) Processes() []Process { return processes(c.Dir) }
+func (c *Cluster) Processes() []Process { return ProcessesOf(c.Dir) }
 
-func processes(dir string) []Process {
+// ProcessesOf lists all processes whose environment names a directory as TMPDIR.
+func ProcessesOf(dir string) []Process {
 	var out []Process
 	entries, _ := os.ReadDir("/proc")
 	for _, entry := range entries {

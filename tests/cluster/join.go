@@ -59,7 +59,7 @@ func (j *Joined) PID() int { return j.cmd.Process.Pid }
 
 // Find returns the pid of the worker's first child with that name, at any depth; 0 when there is none.
 func (j *Joined) Find(name string) int {
-	for _, p := range processes(j.dir) {
+	for _, p := range ProcessesOf(j.dir) {
 		if p.Name == name && p.PID != j.cmd.Process.Pid {
 			return p.PID
 		}

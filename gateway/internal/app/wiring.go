@@ -30,6 +30,7 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/config"
 	"github.com/tandem-inference/tandem/services/identity"
+	"github.com/tandem-inference/tandem/services/inlet"
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
@@ -47,6 +48,13 @@ import (
 
 // maxRequestBytes bounds messages of the public gRPC port, like the body limit of HTTP.
 const maxRequestBytes = 64 << 20
+
+// What callers may hold of the gRPC ports. Each message that arrives may be as long as the port takes, so clients' need
+// room for some; a registry has as many connections as workers, of which one host has few.
+var (
+	clientLimits   = inlet.Limits{Connections: 4096, PerHost: 1024, Streams: 1024, ArrivingBytes: 4 * maxRequestBytes}
+	registryLimits = inlet.Limits{Connections: 1024, PerHost: 128, Streams: 128, ArrivingBytes: 8 << 20}
+)
 
 // listen opens every listener that the caller did not supply.
 func (a *App) listen() (err error) {
@@ -254,7 +262,10 @@ func (a *App) openPage() *live.Board {
 // newRegistryServer makes the server that workers join.
 func (a *App) newRegistryServer() {
 	log := a.log.Named("registry")
-	opts := append(a.serverOptions(), grpc.MaxRecvMsgSize(registry.MaxMessageBytes), grpc.Creds(a.transport().Server()))
+	port := inlet.New(registryLimits, log)
+	a.registryLis = port.Listener(a.registryLis)
+	opts := append(a.serverOptions(), grpc.MaxRecvMsgSize(registry.MaxMessageBytes))
+	opts = append(opts, port.ServerOptions(a.transport().Server())...)
 	a.registryServer = grpc.NewServer(append(opts, identity.ServerOptions(log)...)...)
 	tandemv1.RegisterRegistryServiceServer(a.registryServer, a.registry)
 	issuer := &identity.Issuer{Logger: log}
@@ -273,10 +284,14 @@ func (a *App) newGRPCServer(deps grpcapi.Deps) {
 	service := grpcapi.New(grpcapi.Config{
 		StrictModel: a.cfg.StrictModel, RequestTimeout: seconds(a.cfg.RequestTimeoutS),
 	}, deps)
-	opts := append(a.serverOptions(), grpc.MaxRecvMsgSize(maxRequestBytes))
+	port := inlet.New(clientLimits, a.log.Named("grpc"))
+	a.grpcLis = port.Listener(a.grpcLis)
+	var creds credentials.TransportCredentials
 	if a.cfg.TLSCert != "" {
-		opts = append(opts, grpc.Creds(credentials.NewTLS(a.cert.config("h2"))))
+		creds = credentials.NewTLS(a.cert.config("h2"))
 	}
+	opts := append(a.serverOptions(), grpc.MaxRecvMsgSize(maxRequestBytes))
+	opts = append(opts, port.ServerOptions(creds)...)
 	a.grpcServer = grpc.NewServer(append(opts, service.ServerOptions()...)...)
 	service.Register(a.grpcServer)
 	a.rpcHealth = &rpcHealth{Server: health.NewServer(), serving: a.api.Serving}
