@@ -1,7 +1,8 @@
 // Command needle asks for facts hidden in long prompts, with and without prompt compression; or, with -cache-types, in
-// whole prompts with keys and values of each type, and counts how many drafted tokens are accepted with each.
+// whole prompts with keys and values of each type, and counts how many drafted tokens are accepted with each and how
+// many texts are those of the first.
 //
-//	go run ./bench/needle [-keep 0.05,0.1,0.2] [-cache-types all|f16,q8_0,…]
+//	go run ./bench/needle [-keep 0.05,0.1,0.2] [-cache-types all|f16,q8_0:q4_0,… [-out build/cache-types.json]]
 package main
 
 import (
@@ -9,6 +10,8 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -21,11 +24,13 @@ import (
 
 func main() {
 	keep := flag.String("keep", "0.05,0.1,0.2", "keep ratios to try")
-	types := flag.String("cache-types", "", "types of keys and values to try instead: all, or a list")
+	types := flag.String("cache-types", "",
+		"types of keys and values to try instead: a list of all, of types and of pairs such as q8_0:q4_0")
+	out := flag.String("out", filepath.Join("build", "cache-types.json"), "file of results of -cache-types")
 	flag.Parse()
 	do := func() error { return run(context.Background(), *keep) }
 	if *types != "" {
-		do = func() error { return compareTypes(context.Background(), *types) }
+		do = func() error { return compareTypes(context.Background(), *types, *out) }
 	}
 	if err := do(); err != nil {
 		report.Exit(err)
@@ -116,73 +121,132 @@ func ask(ctx context.Context, c *client.Client, n *report.Needle, compression ma
 	return reply, strings.Contains(reply.Text, n.Answer), nil
 }
 
-// around8K are the prompts that types of keys and values are compared with, in tokens.
+// around8KFrom and around8KTo bound the prompts that types of keys and values are compared with, in tokens.
 const around8KFrom, around8KTo = 5120, 10240
 
-// compareTypes asks with keys and values of each type: for facts in whole prompts of about 8K tokens, and for greedy
-// texts that are drafted as chains.
-func compareTypes(ctx context.Context, list string) error {
-	names := strings.Split(list, ",")
-	if list == "all" {
-		names = nil
-		for _, t := range kvtype.All() {
-			names = append(names, t.Name)
+// pair is a type of keys and one of values.
+type pair struct{ k, v kvtype.Type }
+
+// pairs reads a list of them.
+func pairs(list string) (out []pair, err error) {
+	for name := range strings.SplitSeq(list, ",") {
+		if name == "all" {
+			for _, t := range kvtype.All() {
+				out = append(out, pair{t, t})
+			}
+			continue
 		}
+		var p pair
+		k, v, apart := strings.Cut(name, ":")
+		if p.k, err = kvtype.Parse(k); err != nil {
+			return nil, err
+		}
+		if p.v = p.k; apart {
+			if p.v, err = kvtype.Parse(v); err != nil {
+				return nil, err
+			}
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+// typesResult is what the file of -cache-types holds.
+type typesResult struct {
+	Machine string       `json:"machine"`
+	Needles int          `json:"needles"` // prompts of 5K to 10K tokens with a fact
+	Texts   int          `json:"texts"`   // greedy, of up to 64 tokens
+	Types   []typeResult `json:"types"`
+}
+
+// typeResult is what was measured with a pair.
+type typeResult struct {
+	K        string  `json:"k"`
+	V        string  `json:"v"`
+	Bytes    float64 `json:"bytes_a_value"` // of keys and values, on average
+	Found    int     `json:"found"`
+	Same     int     `json:"same_texts"` // as with the first pair of the run
+	Drafted  int     `json:"drafted_tokens"`
+	Accepted int     `json:"accepted_tokens"`
+}
+
+// compareTypes asks with keys and values of each type: for facts in whole prompts of about 8K tokens, and for greedy
+// texts that are drafted as chains. The file has what was measured so far.
+func compareTypes(ctx context.Context, list, out string) error {
+	tried, err := pairs(list)
+	if err != nil {
+		return fmt.Errorf("-cache-types: %w", err)
 	}
 	needles, err := report.Needles()
 	if err != nil {
 		return err
 	}
+	needles = slices.DeleteFunc(needles, func(n report.Needle) bool {
+		return n.Tokens <= around8KFrom || n.Tokens > around8KTo
+	})
 	cases, err := report.Cases()
 	if err != nil {
 		return err
 	}
-	fmt.Println("# Types of keys and values\n\n" + report.Machine())
-	table := &report.Table{Title: "Facts found in prompts of 5K to 10K tokens, drafted tokens accepted",
-		Header: []string{"K and V", "found", "drafted", "accepted", "share"}}
-	for _, name := range names {
-		if err := measureType(ctx, name, needles, cases, table); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+	r := typesResult{Machine: report.Machine(), Needles: len(needles), Texts: len(cases)}
+	fmt.Println("# Types of keys and values\n\n" + r.Machine)
+	table := &report.Table{Title: "Facts found in prompts of 5K to 10K tokens, texts as with the first, drafts accepted",
+		Header: []string{"K", "V", "bytes a value", "found", "same texts", "drafted", "accepted", "share"}}
+	var first []string
+	for _, p := range tried {
+		one := typeResult{K: p.k.Name, V: p.v.Name, Bytes: float64(p.k.BlockBytes+p.v.BlockBytes) / (2 * kvtype.Block)}
+		texts, err := one.measure(ctx, needles, cases)
+		if err != nil {
+			return fmt.Errorf("%s, %s: %w", one.K, one.V, err)
 		}
+		if first == nil {
+			first = texts
+		}
+		for i, text := range texts {
+			if text == first[i] {
+				one.Same++
+			}
+		}
+		r.Types = append(r.Types, one)
+		if err := report.WriteJSON(out, r); err != nil {
+			return err
+		}
+		table.Add(one.K, one.V, one.Bytes, fmt.Sprintf("%d of %d", one.Found, r.Needles),
+			fmt.Sprintf("%d of %d", one.Same, r.Texts), one.Drafted, one.Accepted,
+			fmt.Sprintf("%.1f %%", 100*float64(one.Accepted)/float64(max(one.Drafted, 1))))
 	}
 	table.Write(os.Stdout)
 	return nil
 }
 
-func measureType(
-	ctx context.Context, name string, needles []report.Needle, cases []report.Case, table *report.Table,
-) error {
+// measure asks a cluster of one pair of types and returns the texts of the cases.
+func (r *typeResult) measure(ctx context.Context, needles []report.Needle, cases []report.Case) ([]string, error) {
 	cl, err := report.Start(ctx, cluster.Options{Args: []string{"--demo", "--prefix-cache-slots", "0",
-		"--cache-type-k", name, "--cache-type-v", name}})
+		"--cache-type-k", r.K, "--cache-type-v", r.V}})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer cl.Close()
 	c := client.New(cl.HTTP)
-	found, total := 0, 0
-	for _, n := range needles {
-		if n.Tokens <= around8KFrom || n.Tokens > around8KTo {
-			continue
-		}
-		_, ok, err := ask(ctx, c, &n, map[string]any{"mode": "off"})
+	for i := range needles {
+		_, ok, err := ask(ctx, c, &needles[i], map[string]any{"mode": "off"})
 		if err != nil {
-			return err
+			return nil, err
 		}
-		if total++; ok {
-			found++
+		if ok {
+			r.Found++
 		}
 	}
-	drafted, accepted := 0, 0
+	var texts []string
 	for i := range cases {
 		reply, err := c.Do(ctx, client.Request{Prompt: cases[i].Prompt, MaxTokens: 64,
 			Speculation: &client.Speculation{Mode: "chain"}})
 		if err != nil {
-			return err
+			return nil, err
 		}
-		drafted += reply.Usage.Timings.DraftedTokens
-		accepted += reply.Usage.Timings.AcceptedTokens
+		texts = append(texts, reply.Text)
+		r.Drafted += reply.Usage.Timings.DraftedTokens
+		r.Accepted += reply.Usage.Timings.AcceptedTokens
 	}
-	table.Add(name, fmt.Sprintf("%d of %d", found, total), drafted, accepted,
-		fmt.Sprintf("%.1f %%", 100*float64(accepted)/float64(max(drafted, 1))))
-	return nil
+	return texts, nil
 }

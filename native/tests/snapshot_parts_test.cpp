@@ -29,7 +29,7 @@ tnd_snapshot_layout describe(const Engine& e, int32_t snapshot) {
   return l;
 }
 
-// Reads a snapshot from page `first` on, the state in uneven pieces and pages `blocks` blocks at a time.
+// Reads a snapshot from page `first` or its own first on, the state in uneven pieces and pages `blocks` blocks at a time.
 Parts read(const Engine& e, int32_t snapshot, int32_t first = 0, uint64_t blocks = 1) {
   Parts all{describe(e, snapshot), {}};
   const auto take = [&](int32_t part, uint64_t size, uint64_t step) {
@@ -40,7 +40,7 @@ Parts read(const Engine& e, int32_t snapshot, int32_t first = 0, uint64_t blocks
     }
   };
   take(TND_PART_STATE, all.layout.state_bytes, 1001);
-  for (int32_t page = first; page < all.layout.pages; ++page) {
+  for (int32_t page = std::max(first, all.layout.first_page); page < all.layout.pages; ++page) {
     take(page, all.layout.page_bytes, blocks * all.layout.block_bytes);
   }
   return all;
@@ -140,7 +140,7 @@ TEST(parts_share_a_base) {
   CHECK(e.exported(t) == state);
 }
 
-// With a window a state has the pages that later rows read; the others are zeros. A base shares what it has.
+// With a window a state has the pages that later rows read; the others are no parts. A base shares what it has.
 TEST(parts_of_a_window) {
   EngineOptions o;
   o.attention_window = 128;
@@ -156,9 +156,17 @@ TEST(parts_of_a_window) {
   e.prefill(s, random_tokens(&rng, 80, 512), 40);
   const int32_t longest = e.snapshot(s);  // 4 to 6
   const Parts parts = read(e, base);
-  for (const Piece& p : parts.pieces) {
-    if (p.part < 0 || p.part > 1) continue;
-    CHECK(std::all_of(p.data.begin(), p.data.end(), [](uint8_t v) { return v == 0; }));
+  const int32_t first[] = {2, 3, 4};
+  for (int i = 0; i < 3; ++i) {
+    const int32_t p = i == 0 ? base : i == 1 ? longer : longest;
+    const tnd_snapshot_layout l = describe(e, p);
+    CHECK_EQ(l.first_page, first[i]);
+    CHECK_EQ(l.pages, first[i] + 3);
+    std::vector<uint8_t> block(l.block_bytes);
+    for (const int32_t page : {0, l.first_page - 1, l.pages}) {
+      CHECK_EQ(tnd_snapshot_read(e.handle(), p, page, 0, block.data(), block.size(), nullptr), TND_INVALID_ARGUMENT);
+      CHECK_MSG(e.error().find("part") != std::string::npos, e.error());
+    }
   }
   const auto same = [&](int32_t snapshot, int32_t theirs) {
     const int32_t a = e.sequence(), b = other.sequence();
@@ -182,6 +190,12 @@ TEST(parts_of_a_window) {
   int32_t none = 0;
   CHECK_EQ(tnd_snapshot_begin(other.handle(), &parts.layout, their_longest, 4, &none), TND_INVALID_ARGUMENT);
   CHECK_MSG(other.error().find("shared_pages") != std::string::npos, other.error());
+  for (const int32_t wrong : {0, 1, 3, -1}) {
+    tnd_snapshot_layout l = parts.layout;
+    l.first_page = wrong;
+    CHECK_EQ(tnd_snapshot_begin(other.handle(), &l, -1, 0, &none), TND_INVALID_ARGUMENT);
+    CHECK_MSG(other.error().find("first_page") != std::string::npos, other.error());
+  }
   for (const int32_t p : {their_base, their_longer, their_longest}) other.ok(tnd_snapshot_free(other.handle(), p));
   CHECK_EQ(free_pages(other), all);
 }
@@ -215,6 +229,9 @@ TEST(bad_parts_are_refused) {
   }
   l = parts.layout;
   l.pages += 1;
+  refused(l, TND_INVALID_ARGUMENT);
+  l = parts.layout;
+  l.first_page = 1;
   refused(l, TND_INVALID_ARGUMENT);
   l = parts.layout;
   l.length = -1;

@@ -26,7 +26,7 @@ extern "C" {
 #endif
 
 #define TND_API __attribute__((visibility("default")))
-#define TND_ABI_VERSION 3u
+#define TND_ABI_VERSION 4u
 
 typedef int32_t tnd_status;
 #define TND_OK 0
@@ -283,7 +283,7 @@ typedef struct tnd_score_prompt {
 #define TND_SCORE_ROTATED 1u /* score with keys and queries after RoPE instead of before it */
 
 /* What a snapshot consists of, for keeping it outside of the engine: the state (token ids [length], then recurrent
- * states), then the pages of its positions, each block by block: a block is a page in one layer. */
+ * states), then the pages of its positions from first_page on, each block by block: a block is a page in one layer. */
 typedef struct tnd_snapshot_layout {
   uint32_t struct_size;
   int32_t length;               /* positions */
@@ -293,9 +293,10 @@ typedef struct tnd_snapshot_layout {
   uint64_t page_bytes;          /* of a page */
   uint64_t block_bytes;         /* of a block */
   int32_t pages;                /* that hold length positions; the last may be partly used */
+  int32_t first_page;           /* no later row reads those before it (attention_window): they are no parts */
 } tnd_snapshot_layout;
 
-#define TND_PART_STATE (-1) /* part: the state; 0, 1, ..: a page */
+#define TND_PART_STATE (-1) /* part: the state; first_page .. pages - 1: a page */
 
 typedef struct tnd_stat {
   char name[48]; /* snake_case, e.g. "step_matmul_ns", "kv_bytes" */
@@ -343,15 +344,14 @@ TND_API tnd_status tnd_snapshot_demote(tnd_engine* engine, int32_t snapshot);
 TND_API tnd_status tnd_snapshot_free(tnd_engine* engine, int32_t snapshot);
 /* A snapshot piece by piece, so that one of any length is stored and read back without a copy of it in memory. Targets
  * only. Reading copies bytes [offset, offset + bytes) of a part, of pages whole blocks, and gives their CRC-32C (not
- * when crc is NULL). Rows of the last page beyond the length are zero, as are pages that a window has released; pages
- * in host memory are read there. */
+ * when crc is NULL). Rows of the last page beyond the length are zero; pages in host memory are read there. */
 TND_API tnd_status tnd_snapshot_describe(tnd_engine* engine, int32_t snapshot, tnd_snapshot_layout* layout);
 TND_API tnd_status tnd_snapshot_read(tnd_engine* engine, int32_t snapshot, int32_t part, uint64_t offset, void* data,
                                      uint64_t bytes, uint32_t* crc);
 /* Begins a snapshot that is written piece by piece. It shares the first shared_pages pages of snapshot `base`, all of
  * them full and of the same tokens (0: base is not looked at), and takes new ones of the pool for the others. The
- * state must be written first, then the pages from shared_pages on, without gaps; of pages that no later row reads
- * (attention_window) nothing is kept. Until it is finished only tnd_snapshot_write, _finish and _free work on it.
+ * state must be written first, then the pages from the greater of shared_pages and layout->first_page on, without
+ * gaps. Until it is finished only tnd_snapshot_write, _finish and _free work on it.
  * INVALID_ARGUMENT: base, longer than the layout, has released a page that the new one reads. FAILED_PRECONDITION: a
  * layout of another model or of other types. */
 TND_API tnd_status tnd_snapshot_begin(tnd_engine* engine, const tnd_snapshot_layout* layout, int32_t base,

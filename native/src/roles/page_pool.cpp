@@ -150,10 +150,6 @@ void PagePool::add(int32_t n, std::vector<int32_t>* pages) {
 }
 
 void PagePool::read(int32_t page, int32_t layer, int32_t layers, int32_t rows, uint8_t* out) const {
-  if (page == kNoPage) {
-    std::memset(out, 0, layer_bytes_ * static_cast<uint64_t>(layers));
-    return;
-  }
   const Page& p = at(page);
   const uint64_t bytes = layer_bytes_ / kKvPage * static_cast<uint64_t>(rows);
   for (int32_t i = layer; i < layer + layers; ++i, out += layer_bytes_) {
@@ -167,7 +163,6 @@ void PagePool::read(int32_t page, int32_t layer, int32_t layers, int32_t rows, u
 }
 
 void PagePool::write(int32_t page, int32_t layer, int32_t layers, const uint8_t* in) {
-  if (page == kNoPage) return;
   for (int32_t i = layer; i < layer + layers; ++i, in += layer_bytes_) {
     backend_->kv_import(shape_, layers_[static_cast<size_t>(i)], &at(page).place, kKvPage, in);
   }

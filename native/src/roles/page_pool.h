@@ -83,10 +83,9 @@ class PagePool {
   // with free() first.
   void add(int32_t n, std::vector<int32_t>* pages);
   // read copies `layers` layers of a page from `layer` on in portable form, the first `rows` rows of each, the others
-  // zero; all of kNoPage are. The data is there after the next sync().
+  // zero. The data is there after the next sync().
   void read(int32_t page, int32_t layer, int32_t layers, int32_t rows, uint8_t* out) const;
-  // write is the reverse, for a page of one snapshot alone that has a place: all rows. What is written to kNoPage is
-  // dropped.
+  // write is the reverse, for a page of one snapshot alone that has a place: all rows.
   void write(int32_t page, int32_t layer, int32_t layers, const uint8_t* in);
   uint64_t layer_bytes() const { return layer_bytes_; }
   int32_t layer_count() const { return static_cast<int32_t>(layers_.size()); }

@@ -88,7 +88,7 @@ class SavedSequences {
     std::vector<uint8_t> data;                // payload
     std::vector<std::vector<int32_t>> pages;  // by pool
     bool unfinished = false;                  // it is being written, the next byte at `offset` of `part`
-    int32_t first_page = 0;                   // the first that is written
+    int32_t first_written = 0;                // page
     int32_t part = TND_PART_STATE;
     uint64_t offset = 0;
   };

@@ -25,6 +25,7 @@ tnd_snapshot_layout SavedSequences::layout_of(int32_t length, uint64_t state) co
   l.page_bytes = pools_[0].page_bytes();
   l.block_bytes = pools_[0].layer_bytes();
   l.pages = kv_pages(length);
+  l.first_page = pools_[0].first_page(length);
   return l;
 }
 
@@ -37,9 +38,9 @@ Status SavedSequences::describe(int32_t handle, tnd_snapshot_layout* layout) con
 
 // Compares a range of bytes with the part that it lies in.
 Status SavedSequences::check_part(const Snapshot& s, int32_t part, uint64_t offset, uint64_t bytes) const {
-  const int32_t pages = static_cast<int32_t>(s.pages[0].size());
-  if (part < TND_PART_STATE || part >= pages) {
-    return errorf(TND_INVALID_ARGUMENT, "part is %d, the snapshot has %d pages", part, pages);
+  const int32_t first = pools_[0].first_page(s.length), pages = static_cast<int32_t>(s.pages[0].size());
+  if (part != TND_PART_STATE && (part < first || part >= pages)) {
+    return errorf(TND_INVALID_ARGUMENT, "part is %d, the snapshot has pages from %d to %d", part, first, pages - 1);
   }
   const uint64_t size = part == TND_PART_STATE ? s.data.size() : pools_[0].page_bytes();
   if (offset > size || bytes == 0 || bytes > size - offset) {
@@ -94,7 +95,11 @@ Status SavedSequences::begin(const tnd_snapshot_layout& layout, uint64_t state, 
         ull(layout.state_bytes), layout.pages, ull(layout.page_bytes), ull(layout.block_bytes), layout.length,
         ull(own.state_bytes), own.pages, ull(own.page_bytes), ull(own.block_bytes));
   }
-  const int32_t first = pools_[0].first_page(layout.length);  // that is kept
+  const int32_t first = own.first_page;
+  if (layout.first_page != first) {
+    return errorf(TND_INVALID_ARGUMENT, "layout.first_page is %d, of %d positions it is %d (attention_window)",
+                  layout.first_page, layout.length, first);
+  }
   std::span<const int32_t> whole;
   if (shared != 0) {
     const Snapshot* from = nullptr;
@@ -124,8 +129,8 @@ Status SavedSequences::begin(const tnd_snapshot_layout& layout, uint64_t state, 
   s.data.resize(state);
   s.length = layout.length;
   s.unfinished = true;
-  s.first_page = own.page_bytes > 0 ? shared : own.pages;  // pages without bytes are not written
-  s.part = state > 0 ? TND_PART_STATE : s.first_page;
+  s.first_written = own.page_bytes > 0 ? std::max(shared, first) : own.pages;  // pages without bytes are not
+  s.part = state > 0 ? TND_PART_STATE : s.first_written;
   s.offset = 0;
   snapshot_bytes_.fetch_add(state);
   return Status();
@@ -157,7 +162,7 @@ Status SavedSequences::write_part(int32_t handle, int32_t part, uint64_t offset,
   }
   s.offset += bytes;
   if (s.offset == size) {
-    s.part = s.part == TND_PART_STATE ? s.first_page : s.part + 1;
+    s.part = s.part == TND_PART_STATE ? s.first_written : s.part + 1;
     s.offset = 0;
   }
   return Status();

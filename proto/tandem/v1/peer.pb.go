@@ -214,9 +214,11 @@ type StateHeader struct {
 	KvTypeK  int32  `protobuf:"varint,5,opt,name=kv_type_k,json=kvTypeK,proto3" json:"kv_type_k,omitempty"`
 	KvTypeV  int32  `protobuf:"varint,6,opt,name=kv_type_v,json=kvTypeV,proto3" json:"kv_type_v,omitempty"`
 	// Token ids, little-endian int32, then recurrent states: the asker compares the ids.
-	StateBytes    int64 `protobuf:"varint,7,opt,name=state_bytes,json=stateBytes,proto3" json:"state_bytes,omitempty"`
-	PageBytes     int64 `protobuf:"varint,8,opt,name=page_bytes,json=pageBytes,proto3" json:"page_bytes,omitempty"`
-	BlockBytes    int64 `protobuf:"varint,9,opt,name=block_bytes,json=blockBytes,proto3" json:"block_bytes,omitempty"`
+	StateBytes int64 `protobuf:"varint,7,opt,name=state_bytes,json=stateBytes,proto3" json:"state_bytes,omitempty"`
+	PageBytes  int64 `protobuf:"varint,8,opt,name=page_bytes,json=pageBytes,proto3" json:"page_bytes,omitempty"`
+	BlockBytes int64 `protobuf:"varint,9,opt,name=block_bytes,json=blockBytes,proto3" json:"block_bytes,omitempty"`
+	// Pages before it are released, because no later row reads them (--fa-window), and are not sent.
+	FirstPage     int32 `protobuf:"varint,10,opt,name=first_page,json=firstPage,proto3" json:"first_page,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -310,6 +312,13 @@ func (x *StateHeader) GetPageBytes() int64 {
 func (x *StateHeader) GetBlockBytes() int64 {
 	if x != nil {
 		return x.BlockBytes
+	}
+	return 0
+}
+
+func (x *StateHeader) GetFirstPage() int32 {
+	if x != nil {
+		return x.FirstPage
 	}
 	return 0
 }
@@ -482,7 +491,7 @@ const file_tandem_v1_peer_proto_rawDesc = "" +
 	"\x06header\x18\x01 \x01(\v2\x16.tandem.v1.StateHeaderH\x00R\x06header\x12*\n" +
 	"\x04part\x18\x02 \x01(\v2\x14.tandem.v1.StatePartH\x00R\x04part\x12*\n" +
 	"\x04rows\x18\x03 \x01(\v2\x14.tandem.v1.StateRowsH\x00R\x04rowsB\t\n" +
-	"\amessage\"\x8c\x02\n" +
+	"\amessage\"\xab\x02\n" +
 	"\vStateHeader\x12\x1a\n" +
 	"\bcontract\x18\x01 \x01(\tR\bcontract\x12\x16\n" +
 	"\x06length\x18\x02 \x01(\x05R\x06length\x12\x14\n" +
@@ -495,7 +504,10 @@ const file_tandem_v1_peer_proto_rawDesc = "" +
 	"\n" +
 	"page_bytes\x18\b \x01(\x03R\tpageBytes\x12\x1f\n" +
 	"\vblock_bytes\x18\t \x01(\x03R\n" +
-	"blockBytes\"]\n" +
+	"blockBytes\x12\x1d\n" +
+	"\n" +
+	"first_page\x18\n" +
+	" \x01(\x05R\tfirstPage\"]\n" +
 	"\tStatePart\x12\x12\n" +
 	"\x04page\x18\x01 \x01(\x05R\x04page\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x03R\x06offset\x12\x10\n" +

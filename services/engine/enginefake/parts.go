@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"hash/crc32"
+	"slices"
 
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/rpcerr"
@@ -22,15 +23,22 @@ type parts struct {
 	layout engine.SnapshotLayout
 	state  []byte
 	shared int // pages of the base
+	first  int // page that is written
 	pages  [][]byte
 	next   engine.Part
 }
 
 func (e *Engine) layoutOf(length int) engine.SnapshotLayout {
 	return engine.SnapshotLayout{
-		Length: length, Pages: pagesOf(length), Identity: e.shard(), KVTypeK: e.options.KVTypeK, KVTypeV: e.options.KVTypeV,
+		Length: length, Pages: pagesOf(length), FirstPage: e.firstPage(length), Identity: e.shard(),
+		KVTypeK: e.options.KVTypeK, KVTypeV: e.options.KVTypeV,
 		StateBytes: uint64(4*length + stateBytes), PageBytes: partPage, BlockBytes: partBlock,
 	}
+}
+
+// firstPage is the first page of so many positions that later rows read.
+func (e *Engine) firstPage(length int) int {
+	return engine.FirstPage(length, e.options.AttentionWindow, kvPage)
 }
 
 // state is the first part of a snapshot.
@@ -121,12 +129,16 @@ func (e *Target) BeginSnapshot(
 		return 0, rpcerr.ModelMismatch.With("identity: the snapshot belongs to another model or layer range")
 	case l.KVTypeK != own.KVTypeK || l.KVTypeV != own.KVTypeV:
 		return 0, rpcerr.FailedPrecondition("kv_type: the snapshot has types %d and %d", l.KVTypeK, l.KVTypeV)
+	case l.FirstPage != own.FirstPage:
+		return 0, rpcerr.InvalidArgument("first_page", "is %d, of %d positions it is %d (attention_window)", l.FirstPage,
+			l.Length, own.FirstPage)
 	case l.Length > e.options.MaxContext:
 		return 0, rpcerr.ResourceExhausted("max_context: %d positions, the engine holds %d", l.Length, e.options.MaxContext)
 	case l != own:
 		return 0, rpcerr.InvalidArgument("layout", "%+v does not fit %+v", l, own)
 	}
-	s := &sequence{writing: &parts{layout: l, shared: shared, next: engine.Part{Page: engine.PartState}}}
+	s := &sequence{writing: &parts{layout: l, shared: shared, first: max(shared, l.FirstPage),
+		next: engine.Part{Page: engine.PartState}}}
 	if shared != 0 {
 		from, err := e.stored(base)
 		if err != nil {
@@ -134,6 +146,10 @@ func (e *Target) BeginSnapshot(
 		}
 		if shared < 0 || shared > from.length()/kvPage || shared > l.Length/kvPage {
 			return 0, rpcerr.InvalidArgument("shared_pages", "%d of %d and %d positions", shared, from.length(), l.Length)
+		}
+		if l.FirstPage < shared && l.FirstPage < from.gone {
+			return 0, rpcerr.InvalidArgument("shared_pages", "%d: page %d of the base is released (attention_window)", shared,
+				l.FirstPage)
 		}
 		s.pages = append(s.pages, from.pages[:shared]...)
 		s.hashes = append(s.hashes, from.hashes[:shared*kvPage]...)
@@ -192,7 +208,7 @@ func (e *Target) WriteSnapshot(
 	if at.Page == engine.PartState {
 		w.state = append(w.state, data...)
 		if w.next.Offset == w.layout.StateBytes {
-			w.next = engine.Part{Page: w.shared}
+			w.next = engine.Part{Page: w.first}
 		}
 		return nil
 	}
@@ -228,10 +244,11 @@ func (e *Target) FinishSnapshot(ctx context.Context, id engine.Snapshot) error {
 		}
 		s.tokens = append(s.tokens, t)
 	}
-	for at := len(s.hashes); at < w.layout.Length; at++ {
-		row := w.pages[at/kvPage-w.shared][at%kvPage*rowBytes:]
-		s.hashes = append(s.hashes, binary.LittleEndian.Uint64(row))
+	s.hashes = slices.Grow(s.hashes, w.layout.Length)[:w.layout.Length]
+	for at := w.first * kvPage; at < w.layout.Length; at++ {
+		s.hashes[at] = binary.LittleEndian.Uint64(w.pages[at/kvPage-w.first][at%kvPage*rowBytes:])
 	}
+	s.release(w.layout.FirstPage)
 	s.writing = nil
 	return nil
 }

@@ -25,6 +25,7 @@ type sequence struct {
 	pending []pendingRow
 	kept    kept // features, of targets
 	pages   []*page
+	gone    int    // pages whose hashes are 0, since they were released where the state comes from
 	writing *parts // snapshots: not finished yet
 }
 
@@ -53,7 +54,13 @@ func (s *sequence) append(token int32, hash uint64) {
 // clone copies committed state: no sampler, nothing pending, no pages.
 func (s *sequence) clone() *sequence {
 	return &sequence{tokens: slices.Clone(s.tokens), hashes: slices.Clone(s.hashes), fold: s.fold,
-		hints: slices.Clone(s.hints)}
+		hints: slices.Clone(s.hints), gone: s.gone}
+}
+
+// release forgets the hashes of pages below n, which no later row reads.
+func (s *sequence) release(n int) {
+	clear(s.hashes[:min(n*kvPage, len(s.hashes))])
+	s.gone = max(s.gone, n)
 }
 
 // assume takes the committed state of another, keeping sampler and pages.
@@ -61,7 +68,7 @@ func (s *sequence) assume(from *sequence) {
 	s.tokens = append(s.tokens[:0], from.tokens...)
 	s.hashes = append(s.hashes[:0], from.hashes...)
 	s.hints = append(s.hints[:0], from.hints...)
-	s.fold, s.broken, s.pending = from.fold, false, s.pending[:0]
+	s.fold, s.gone, s.broken, s.pending = from.fold, from.gone, false, s.pending[:0]
 	s.kept.clear()
 }
 
@@ -152,7 +159,12 @@ func (e *Sequences) Truncate(ctx context.Context, id engine.Sequence, length int
 	if e.info.Recurrent && length != 0 && length != s.length() {
 		return rpcerr.FailedPrecondition("length: recurrent states cannot go back from %d to %d", s.length(), length)
 	}
+	if first := e.firstPage(length); length > 0 && first < s.gone {
+		return rpcerr.FailedPrecondition("length: %d positions need page %d, which is released (attention_window)", length,
+			first)
+	}
 	s.hashes = s.hashes[:length]
+	s.gone = min(s.gone, pagesOf(length))
 	s.kept.Truncate(length)
 	if e.role == engine.RoleTarget {
 		s.tokens = s.tokens[:length]
@@ -270,7 +282,8 @@ func (e *Sequences) FreeSnapshot(ctx context.Context, p engine.Snapshot) error {
 	return nil
 }
 
-// Exported states: magic, identity of model and shard, fold, n, hashes, n tokens, tokens, CRC-32C of everything before.
+// Exported states: magic, identity of model and shard, fold, n, hashes, which are 0 on pages that no later row reads, n
+// tokens, tokens, CRC-32C of everything before.
 var (
 	magic      = []byte("TNDFAKE1")
 	castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -311,7 +324,9 @@ func (e *Sequences) Export(ctx context.Context, id engine.Sequence) ([]byte, err
 	b = le.AppendUint64(b, e.identity())
 	b = le.AppendUint64(b, s.fold)
 	b = le.AppendUint64(b, uint64(len(s.hashes)))
-	for _, h := range s.hashes {
+	first := e.firstPage(s.length()) * kvPage
+	b = append(b, make([]byte, 8*first)...)
+	for _, h := range s.hashes[first:] {
 		b = le.AppendUint64(b, h)
 	}
 	b = le.AppendUint64(b, uint64(len(s.tokens)))
@@ -364,6 +379,7 @@ func (e *Sequences) Import(ctx context.Context, id engine.Sequence, state []byte
 	if free := e.pool.free + released(s, 0); pagesOf(from.length()) > free {
 		return exhausted("data", pagesOf(from.length()), free)
 	}
+	from.release(e.firstPage(from.length()))
 	s.assume(from)
 	e.resize(s, 0)
 	e.resize(s, pagesOf(s.length()))

@@ -69,6 +69,7 @@ func Run(t *testing.T, make Constructor) {
 		{"SnapshotParts", (*suite).parts},
 		{"SnapshotPartsDamaged", (*suite).partsDamaged},
 		{"SnapshotPartsOfABase", (*suite).partsOfBase},
+		{"SnapshotPartsOfAWindow", (*suite).partsOfWindow},
 		{"SamplerReproducible", (*suite).samplerReproducible},
 		{"SamplerSettings", (*suite).samplerSettings},
 		{"SamplerErrors", (*suite).samplerErrors},

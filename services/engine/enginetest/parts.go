@@ -27,7 +27,7 @@ type stored struct {
 	pieces []piece
 }
 
-// store reads a snapshot from page first on, pages so many blocks at a time.
+// store reads a snapshot from page first on, or from its own first, pages so many blocks at a time.
 func (s *suite) store(e engine.Target, p engine.Snapshot, first, blocks int) stored {
 	s.Helper()
 	l, err := e.DescribeSnapshot(s.ctx, p)
@@ -45,7 +45,7 @@ func (s *suite) store(e engine.Target, p engine.Snapshot, first, blocks int) sto
 		}
 	}
 	take(engine.PartState, l.StateBytes, 4097)
-	for page := first; page < l.Pages; page++ {
+	for page := max(first, l.FirstPage); page < l.Pages; page++ {
 		take(page, l.PageBytes, uint64(blocks)*l.BlockBytes)
 	}
 	return all
@@ -140,6 +140,51 @@ func (s *suite) partsOfBase() {
 	other := s.sequence(e)
 	s.ok(e.RestoreSnapshot(s.ctx, p, other))
 	s.same("beyond a base", before, s.probe(e, other))
+}
+
+// partsOfWindow: what no later row reads is no part of a state, and is not missing in an engine that it is written to,
+// alone or beside a base.
+func (s *suite) partsOfWindow() {
+	const window = 128
+	o := options(s.models.Target)
+	o.AttentionWindow, o.MaxContext = window, 256
+	e, twin := s.openTarget(o), s.openTarget(o)
+	page := e.Info().KVPage
+	q := s.sequence(e)
+	s.feed(e, q, s.tokens(e, 90), 0)
+	s.feed(e, q, s.tokens(e, 50), 0)
+	short, err := e.NewSnapshot(s.ctx, q)
+	s.ok(err)
+	s.feed(e, q, s.tokens(e, 70), 0)
+	long, err := e.NewSnapshot(s.ctx, q)
+	s.ok(err)
+	before := s.probe(e, q)
+
+	base := s.load(twin, s.store(e, short, 0, 1), 0, 0)
+	kept := s.store(e, long, 0, 1)
+	l := kept.layout
+	if want := engine.FirstPage(l.Length, window, page); l.FirstPage != want || want < 1 {
+		s.Fatalf("%d positions: %+v, the first page is %d", l.Length, l, want)
+	}
+	_, err = e.ReadSnapshot(s.ctx, long, engine.Part{Page: l.FirstPage - 1}, make([]byte, l.BlockBytes))
+	s.refused("a page that is released", err, codes.InvalidArgument, "part")
+	for _, first := range []int{-1, 0, l.FirstPage + 1} {
+		bad := l
+		bad.FirstPage = first
+		_, err := twin.BeginSnapshot(s.ctx, bad, 0, 0)
+		s.refused("another first page", err, codes.InvalidArgument, "first_page")
+	}
+	for shared := range 3 { // the last is a page of the base
+		p := s.load(twin, s.store(e, long, shared, 1), base, shared)
+		if again := s.store(twin, p, 0, 2); again.layout != l || !slices.Equal(again.bytes(), kept.bytes()) {
+			s.Errorf("with %d pages of a base it is not read as it was written", shared)
+		}
+		far := s.sequence(twin)
+		s.ok(twin.RestoreSnapshot(s.ctx, p, far))
+		s.same("written to another engine", before, s.probe(twin, far))
+		s.ok(twin.FreeSequence(s.ctx, far))
+		s.ok(twin.FreeSnapshot(s.ctx, p))
+	}
 }
 
 func (s *suite) partsDamaged() {

@@ -93,14 +93,14 @@ func part(req interface {
 
 func layoutToProto(l engine.SnapshotLayout) *enginev1.SnapshotLayout {
 	return &enginev1.SnapshotLayout{
-		Length: int32(l.Length), Pages: int32(l.Pages), Identity: l.Identity, KvTypeK: l.KVTypeK, KvTypeV: l.KVTypeV,
-		StateBytes: l.StateBytes, PageBytes: l.PageBytes, BlockBytes: l.BlockBytes,
+		Length: int32(l.Length), Pages: int32(l.Pages), FirstPage: int32(l.FirstPage), Identity: l.Identity,
+		KvTypeK: l.KVTypeK, KvTypeV: l.KVTypeV, StateBytes: l.StateBytes, PageBytes: l.PageBytes, BlockBytes: l.BlockBytes,
 	}
 }
 
 func layoutFromProto(l *enginev1.SnapshotLayout) engine.SnapshotLayout {
 	return engine.SnapshotLayout{
-		Length: int(l.GetLength()), Pages: int(l.GetPages()), Identity: l.GetIdentity(),
+		Length: int(l.GetLength()), Pages: int(l.GetPages()), FirstPage: int(l.GetFirstPage()), Identity: l.GetIdentity(),
 		KVTypeK: l.GetKvTypeK(), KVTypeV: l.GetKvTypeV(),
 		StateBytes: l.GetStateBytes(), PageBytes: l.GetPageBytes(), BlockBytes: l.GetBlockBytes(),
 	}

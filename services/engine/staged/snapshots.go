@@ -243,6 +243,7 @@ func (t *Target) sizes(length, page int) []uint64 {
 func (t *Target) layout(length int) engine.SnapshotLayout {
 	l := t.layouts[0]
 	l.Length, l.Pages = length, (length+t.info.KVPage-1)/t.info.KVPage
+	l.FirstPage = engine.FirstPage(length, t.window, t.info.KVPage)
 	l.Identity = t.identity()
 	l.StateBytes, l.PageBytes = 0, 0
 	for _, n := range t.sizes(length, engine.PartState) {
@@ -445,7 +446,7 @@ func (w *writing) wrote(at engine.Part, n int) {
 	switch {
 	case w.next.Offset < size:
 	case at.Page == engine.PartState:
-		w.next = engine.Part{Page: w.shared}
+		w.next = engine.Part{Page: max(w.shared, w.layout.FirstPage)}
 	default:
 		w.next = engine.Part{Page: at.Page + 1}
 	}

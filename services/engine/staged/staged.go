@@ -71,6 +71,7 @@ type Target struct {
 
 	// Changed while no call is on its way.
 	layouts   []engine.SnapshotLayout // of empty sequences, by stage; nil = not known yet
+	window    int                     // engine.OpenOptions.AttentionWindow
 	captured  []int                   // values of a raw row of features by stage
 	capturing int                     // the stage that has all captured layers, -1 = none or several
 }
@@ -87,7 +88,8 @@ func open(ctx context.Context, stages []Stage, rows engine.HiddenEncoding, optio
 	if err != nil {
 		return nil, err
 	}
-	t := &Target{rows: rows, turn: engine.NewSubmitter(), done: make(chan struct{}), closing: make(chan struct{}),
+	t := &Target{rows: rows, window: options.AttentionWindow, turn: engine.NewSubmitter(),
+		done: make(chan struct{}), closing: make(chan struct{}),
 		sequences: map[engine.Sequence]*sequence{}, snapshots: map[engine.Snapshot]*snapshot{}}
 	t.moved.L = &t.mu
 	defer func() {

@@ -148,7 +148,7 @@ func (c *serveCmd) peers(model *auto.Model, dial []grpc.DialOption, log *zap.Log
 		Read: func(info engine.Info, from, to int) time.Duration {
 			return decode.PromptTime(model, info, c.Chunk, from, to)
 		},
-		MaxRowBytes: uint64(c.PrefixCacheRAMMB) << 20, Log: log.Named("peers"),
+		Window: c.FAWindow, MaxRowBytes: uint64(c.PrefixCacheRAMMB) << 20, Log: log.Named("peers"),
 	})
 }
 

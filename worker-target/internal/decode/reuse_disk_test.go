@@ -68,29 +68,38 @@ func TestDiskIsCold(t *testing.T) {
 	for i := range every {
 		every[i] = i
 	}
-	for name, promptRows := range map[string]int{"one contract": 0, "two contracts": 64} {
+	for name, c := range map[string]struct{ promptRows, window int }{
+		"one contract": {}, "two contracts": {promptRows: 64}, "a window": {promptRows: 64, window: 128},
+	} {
 		t.Run(name, func(t *testing.T) {
 			open := func() engine.Target {
-				return newFake(t, enginefake.Options{PromptRows: promptRows}, engine.OpenOptions{})
+				return newFake(t, enginefake.Options{PromptRows: c.promptRows}, engine.OpenOptions{AttentionWindow: c.window})
 			}
 			diskIsCold(t, open, fakeMarkers, 64, 400, every)
 		})
 	}
-	t.Run("cpu", func(t *testing.T) {
-		lengths := []int{0, 1, 2, 21, 31, 32, 33, 43, 54, 55, 56, 57, 62, 63}
-		if testing.Short() {
-			lengths = []int{0, 1, 55, 63}
-		}
-		var vocab int
-		var markers piece.Markers
-		open := func() engine.Target {
-			e, words := newCPU(t, engine.OpenOptions{MaxSequences: 4, MaxContext: 2048, KVPositions: 32768})
-			vocab, markers = e.Info().Vocab, piece.MarkersOf(words)
-			return e
-		}
-		_ = open()
-		diskIsCold(t, open, markers, vocab, 200, lengths)
-	})
+	few := []int{0, 1, 55, 63}
+	lengths := []int{0, 1, 2, 21, 31, 32, 33, 43, 54, 55, 56, 57, 62, 63}
+	if testing.Short() {
+		lengths = few
+	}
+	for name, c := range map[string]struct {
+		window, base int
+		lengths      []int
+	}{"cpu": {base: 200, lengths: lengths}, "cpu, a window": {window: 128, base: 330, lengths: few}} {
+		t.Run(name, func(t *testing.T) {
+			var vocab int
+			var markers piece.Markers
+			open := func() engine.Target {
+				e, words := newCPU(t, engine.OpenOptions{MaxSequences: 4, MaxContext: 2048, KVPositions: 32768,
+					AttentionWindow: c.window})
+				vocab, markers = e.Info().Vocab, piece.MarkersOf(words)
+				return e
+			}
+			_ = open()
+			diskIsCold(t, open, markers, vocab, c.base, c.lengths)
+		})
+	}
 }
 
 // TestLongPromptsLeaveStates: of a prompt that is cut off, as by a crash, the last state of the interval is on disk.

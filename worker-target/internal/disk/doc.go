@@ -4,13 +4,14 @@
 // name is a digest of namespace (contract id and isolation key) and token ids, so a name is found from a prompt alone,
 // and equal states have equal names. Two files hold it:
 //
-//	LENGTH-ID-PARENT.kv     token ids, feature rows and the pages of positions that the parent does not have whole
-//	LENGTH-ID-NUMBER.state  the recurrent state
+//	LENGTH-ID-PARENT.2.kv     token ids, feature rows and the pages of positions that the parent does not have whole
+//	LENGTH-ID-NUMBER.2.state  the recurrent state
 //
-// NUMBER names the state in heartbeats (services/prefixhash). Files of earlier versions have none and are not named.
-// The parent is the longest state in the folder that the prompt begins with; pages below it are read from its file and
-// those of its ancestors. So states of one conversation share their pages, and one that has descendants can lose its
-// recurrent state, which is most of a file, and keep its pages for them.
+// NUMBER names the state in heartbeats (services/prefixhash), 2 is the version; files of others are deleted at the
+// start. The parent is the longest state in the folder that the prompt begins with; pages below it are read from its
+// file and those of its ancestors. So states of one conversation share their pages, and one that has descendants can
+// lose its recurrent state, which is most of a file, and keep its pages for them. Pages that the engine has released,
+// because no later row reads them (engine.SnapshotLayout.FirstPage), are neither written nor read.
 //
 // A file begins with what it holds, its token ids, and a CRC-32C of every chunk of what follows, all under one CRC-32C.
 // It is written under another name, synced and renamed: it is there whole or not at all. Data is used only if its

@@ -19,8 +19,8 @@ const maxIndexBytes = 64 << 20
 
 var (
 	castagnoli = crc32.MakeTable(crc32.Castagnoli)
-	magicKV    = [8]byte{'T', 'N', 'D', 'K', 'V', '0', '0', '1'}
-	magicState = [8]byte{'T', 'N', 'D', 'S', 'T', '0', '0', '1'}
+	magicKV    = [8]byte{'T', 'N', 'D', 'K', 'V', '0', '0', version}
+	magicState = [8]byte{'T', 'N', 'D', 'S', 'T', '0', '0', version}
 )
 
 // damage is the error of a file that is not what it should be.
@@ -45,8 +45,9 @@ type head struct {
 	PageBytes  uint64
 	BlockBytes uint64
 	StateBytes uint64
-	From       uint32 // .kv: first position of its pages, a multiple of their size
-	Pages      uint32 // .kv: how many
+	FirstPage  uint32 // of the state: no file has those before it for it
+	From       uint32 // .kv: first position that the parent does not have whole, a multiple of a page
+	Pages      uint32 // .kv: how many it has, from FirstPage or that of From on
 	RowFirst   uint32 // .kv: position of the first row of features
 	Rows       uint32
 	RowWidth   uint32
@@ -66,10 +67,13 @@ type index struct {
 // layout is that of the snapshot.
 func (h *head) layout() engine.SnapshotLayout {
 	return engine.SnapshotLayout{
-		Length: int(h.Length), Pages: pagesOf(int(h.Length)), Identity: h.Identity, KVTypeK: h.KVTypeK, KVTypeV: h.KVTypeV,
-		StateBytes: h.StateBytes, PageBytes: h.PageBytes, BlockBytes: h.BlockBytes,
+		Length: int(h.Length), Pages: pagesOf(int(h.Length)), FirstPage: int(h.FirstPage), Identity: h.Identity,
+		KVTypeK: h.KVTypeK, KVTypeV: h.KVTypeV, StateBytes: h.StateBytes, PageBytes: h.PageBytes, BlockBytes: h.BlockBytes,
 	}
 }
+
+// first is the first page of a .kv file.
+func (h *head) first() int { return max(int(h.From)/page, int(h.FirstPage)) }
 
 // page is the number of positions of a page of keys and values, and of features.
 const page = 64
@@ -92,17 +96,17 @@ func (h *head) chunks() (all []chunk) {
 		all = append(all, chunk{rows: true, bytes: min(left, page) * int(h.RowWidth)})
 	}
 	l := h.layout()
-	l.Pages = int(h.From)/page + int(h.Pages)
+	l.Pages = h.first() + int(h.Pages)
 	return splitPages(all, &l, int(h.From)/page)
 }
 
-// splitPages adds the chunks of pages from one on.
+// splitPages adds the chunks of pages from one on, those before the first left out.
 func splitPages(all []chunk, l *engine.SnapshotLayout, from int) []chunk {
 	if l.PageBytes == 0 {
 		return all
 	}
 	step := max(chunkBytes/l.BlockBytes, 1) * l.BlockBytes
-	for i := from; i < l.Pages; i++ {
+	for i := max(from, l.FirstPage); i < l.Pages; i++ {
 		all = split(all, i, l.PageBytes, step)
 	}
 	return all
@@ -192,7 +196,8 @@ func (x *index) decode(rest []byte, size int64) error {
 	const most = 1 << 40
 	if x.BlockBytes == 0 && x.PageBytes != 0 || x.PageBytes > most || x.BlockBytes > x.PageBytes ||
 		x.StateBytes > most || x.Length > maxIndexBytes/4 || x.From%page != 0 || x.From > x.Length ||
-		x.Magic == magicKV && int(x.Pages) != pagesOf(int(x.Length))-int(x.From)/page ||
+		int(x.FirstPage) >= pagesOf(int(x.Length)) ||
+		x.Magic == magicKV && int(x.Pages) != pagesOf(int(x.Length))-x.first() ||
 		x.RowFirst%page != 0 || uint64(x.Rows) > uint64(x.Length) || x.RowWidth > chunkBytes {
 		return damaged("its sizes do not fit")
 	}

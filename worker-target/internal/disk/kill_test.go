@@ -35,7 +35,7 @@ func (fataler) Fatal(args ...any) {
 // writeUntilKilled writes states of the trunk and of branches of it, in a folder that is too small for all.
 func writeUntilKilled(dir string) {
 	t := fataler{}
-	r := &rig{t: t, ctx: context.Background(), e: openFake(t)}
+	r := &rig{t: t, ctx: context.Background(), e: openFake(t, 0)}
 	s := openStore(t, dir, 400<<10)
 	random := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 1))
 	long := trunk()

@@ -54,17 +54,37 @@ func idOf(space string, tokens []int32) ID {
 
 func (id ID) String() string { return hex.EncodeToString(id[:]) }
 
+// version of files. It stands in their names, too: those of another version are deleted without being read.
+const version = '2'
+
 const (
-	kvSuffix    = ".kv"
-	stateSuffix = ".state"
+	kvSuffix    = "." + string(version) + ".kv"
+	stateSuffix = "." + string(version) + ".state"
 )
+
+// isOther reports whether a name is that of a file of another version; the first one is not in names.
+func isOther(name string) bool {
+	stem, isKV := strings.CutSuffix(name, ".kv")
+	if !isKV {
+		var isState bool
+		if stem, isState = strings.CutSuffix(name, ".state"); !isState {
+			return false
+		}
+	}
+	suffix := stateSuffix
+	if isKV {
+		suffix = kvSuffix
+	}
+	stem, number, _ := strings.Cut(stem, ".")
+	_, ok := parseName(stem + suffix)
+	return ok && number != string(version)
+}
 
 func kvName(length int, id, parent ID) string {
 	return fmt.Sprintf("%d-%v-%v%s", length, id, parent, kvSuffix)
 }
 
-// stateName is the name of a state with a number of services/prefixhash, 0 = it is not known, as of files of earlier
-// versions.
+// stateName is the name of a state with a number of services/prefixhash, 0 = it is not known.
 func stateName(length int, id ID, number uint64) string {
 	if number == 0 {
 		return fmt.Sprintf("%d-%v%s", length, id, stateSuffix)

@@ -117,6 +117,7 @@ type loader struct {
 	state  *State
 	engine Engine
 	shared int  // pages of the base
+	from   int  // first page that is read
 	kind   kind // of rows
 
 	file   *node // whose file is being read
@@ -174,6 +175,9 @@ func (l *loader) load(base engine.Snapshot) (engine.Snapshot, error) {
 		if !slices.Equal(x.tokens, l.state.tokens[:n.length]) {
 			return 0, damaged("it holds another prompt")
 		}
+		if i == 0 && x.FirstPage != head.FirstPage || x.FirstPage > head.FirstPage {
+			return 0, damaged("its first page is %d, that of the state %d", x.FirstPage, head.FirstPage)
+		}
 		last := i+1 == len(l.state.chain)
 		if x.Parent != n.parent || last != (x.Parent == ID{}) || last && x.From != 0 ||
 			!last && int(x.From) > l.state.chain[i+1].length || !x.fits(&head.head) {
@@ -182,6 +186,7 @@ func (l *loader) load(base engine.Snapshot) (engine.Snapshot, error) {
 		segments = append(segments, segment{n, f, x, all})
 	}
 	l.file, l.inKV = newest, false
+	l.from = max(l.shared, int(head.FirstPage))
 	p, err := l.engine.BeginSnapshot(l.ctx, head.layout(), base, l.shared)
 	if err != nil {
 		return 0, err
@@ -233,12 +238,12 @@ func (l *loader) copy(p engine.Snapshot, f *os.File, at int64, c chunk, crc uint
 	return l.engine.WriteSnapshot(l.ctx, p, c.at, data, crc)
 }
 
-// pages writes the pages of a segment below end that the base does not have.
+// pages writes those pages of a segment below end that the state has and the base does not.
 func (l *loader) pages(p engine.Snapshot, s *segment, end int) error {
 	l.file, l.inKV = s.node, true
 	at := int64(s.IndexBytes)
 	for i, c := range s.chunks {
-		if !c.rows && c.at.Page >= l.shared && c.at.Page < end {
+		if !c.rows && c.at.Page >= l.from && c.at.Page < end {
 			if err := l.copy(p, s.file, at, c, s.crcs[i]); err != nil {
 				return err
 			}

@@ -25,16 +25,22 @@ type rig struct {
 
 func newRig(t testing.TB) *rig {
 	t.Helper()
-	r := &rig{t: t, ctx: context.Background(), e: openFake(t)}
+	return newWindowRig(t, 0)
+}
+
+// newWindowRig is newRig with an engine of an attention window.
+func newWindowRig(t testing.TB, window int) *rig {
+	t.Helper()
+	r := &rig{t: t, ctx: context.Background(), e: openFake(t, window)}
 	t.Cleanup(func() { _ = r.e.Close() })
 	return r
 }
 
-// openFake opens an engine; all of them are of one model.
-func openFake(t testing.TB) engine.Target {
+// openFake opens an engine; all of a window are of one model.
+func openFake(t testing.TB, window int) engine.Target {
 	t.Helper()
 	o := enginetest.TargetOptions()
-	o.MaxSequences, o.MaxContext, o.MaxBatchRows = 8, 2048, 512
+	o.MaxSequences, o.MaxContext, o.MaxBatchRows, o.AttentionWindow = 8, 2048, 512, window
 	e, err := enginefake.New(enginefake.Options{Context: 2048}).OpenTarget(context.Background(), o, nil)
 	if err != nil {
 		t.Fatal(err)

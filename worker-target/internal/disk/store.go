@@ -111,7 +111,7 @@ func (s *Store) scan() {
 	defer s.mu.Unlock()
 	for _, entry := range entries {
 		name := entry.Name()
-		if strings.HasPrefix(name, temporaryPrefix) {
+		if strings.HasPrefix(name, temporaryPrefix) || isOther(name) {
 			_ = os.Remove(filepath.Join(s.folder.path, name))
 			continue
 		}

@@ -134,7 +134,7 @@ func (w *writing) plan(id ID) {
 	h := head{
 		Length: uint32(len(d.Tokens)), ID: id, Space: digestOf(d.Space), Created: time.Now().Unix(),
 		Identity: l.Identity, KVTypeK: l.KVTypeK, KVTypeV: l.KVTypeV,
-		PageBytes: l.PageBytes, BlockBytes: l.BlockBytes, StateBytes: l.StateBytes,
+		PageBytes: l.PageBytes, BlockBytes: l.BlockBytes, StateBytes: l.StateBytes, FirstPage: uint32(l.FirstPage),
 	}
 	w.state = index{head: h}
 	w.state.Magic = magicState
@@ -152,7 +152,7 @@ func (w *writing) plan(id ID) {
 			rowsFrom = int(w.kv.From)
 		}
 	}
-	w.kv.Pages = uint32(l.Pages - int(w.kv.From)/page)
+	w.kv.Pages = uint32(l.Pages - w.kv.first())
 	if r := d.Rows; r != nil && r.Width <= chunkBytes && len(r.Kind) <= len(kind{}) {
 		w.kv.RowFirst = uint32(max(r.First, rowsFrom))
 		w.kv.Rows = w.kv.Length - w.kv.RowFirst

@@ -49,6 +49,8 @@ type Config struct {
 	Dial func(address string) (*grpc.ClientConn, error)
 	// Read is the expected time of reading a prompt's tokens from one position to another, 0 = not known.
 	Read func(info engine.Info, from, to int) time.Duration
+	// Window is engine.OpenOptions.AttentionWindow of the worker: pages before it are not sent.
+	Window int
 	// MaxRowBytes bounds the rows of features of a state.
 	MaxRowBytes uint64
 	Log         *zap.Logger

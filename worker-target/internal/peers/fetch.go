@@ -85,7 +85,8 @@ func (p *peer) Find(
 		c.skip()
 		return nil
 	}
-	bytes := info.StateBytesPerSequence + uint64(goal-least/page*page)*info.KVBytesPerToken
+	first := max(least/page, engine.FirstPage(goal, c.cfg.Window, page))
+	bytes := info.StateBytesPerSequence + uint64(goal-first*page)*info.KVBytesPerToken
 	if c.expected(l, bytes) >= limit {
 		c.leave(l)
 		c.skip()
@@ -174,13 +175,16 @@ func (s *state) open(tokens, lengths []int32, info engine.Info) (err error) {
 		int(h.GetPages()) != (length+page-1)/page:
 		return wrong("%d bytes of state and %d pages of %d in blocks of %d are none of %d tokens", h.GetStateBytes(),
 			h.GetPages(), h.GetPageBytes(), h.GetBlockBytes(), length)
+	case h.GetFirstPage() < 0 || h.GetFirstPage() >= h.GetPages():
+		return wrong("first_page is %d of %d pages", h.GetFirstPage(), h.GetPages())
 	}
 	s.tokens = tokens[:length]
 	s.layout = engine.SnapshotLayout{
-		Length: length, Pages: int(h.GetPages()), Identity: h.GetIdentity(), KVTypeK: h.GetKvTypeK(), KVTypeV: h.GetKvTypeV(),
+		Length: length, Pages: int(h.GetPages()), FirstPage: int(h.GetFirstPage()), Identity: h.GetIdentity(),
+		KVTypeK: h.GetKvTypeK(), KVTypeV: h.GetKvTypeV(),
 		StateBytes: uint64(h.GetStateBytes()), PageBytes: uint64(h.GetPageBytes()), BlockBytes: uint64(h.GetBlockBytes()),
 	}
-	s.total = s.layout.StateBytes + uint64(s.layout.Pages-s.least/page)*s.layout.PageBytes
+	s.total = s.layout.StateBytes + uint64(s.layout.Pages-max(s.least/page, s.layout.FirstPage))*s.layout.PageBytes
 	if s.limit = p.client.cfg.Read(info, s.least, length); p.client.expected(s.link, s.total) >= s.limit {
 		return &failure{Slow, fmt.Errorf("%d tokens are read in %v", length-s.least, s.limit)}
 	}

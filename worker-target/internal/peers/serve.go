@@ -160,8 +160,8 @@ func (w *writer) BeginSnapshot(
 	w.length = l.Length
 	return 0, w.send(&tandemv1.FetchStateResponse{Message: &tandemv1.FetchStateResponse_Header{
 		Header: &tandemv1.StateHeader{
-			Contract: w.contract, Length: int32(l.Length), Pages: int32(l.Pages), Identity: l.Identity,
-			KvTypeK: l.KVTypeK, KvTypeV: l.KVTypeV,
+			Contract: w.contract, Length: int32(l.Length), Pages: int32(l.Pages), FirstPage: int32(l.FirstPage),
+			Identity: l.Identity, KvTypeK: l.KVTypeK, KvTypeV: l.KVTypeV,
 			StateBytes: int64(l.StateBytes), PageBytes: int64(l.PageBytes), BlockBytes: int64(l.BlockBytes),
 		},
 	}}, 0)

@@ -146,11 +146,15 @@ func same(t *testing.T, what string, got, want answer) {
 // TestPeerFetch: a prompt whose begin another worker has read starts from the state that is fetched from there, of the
 // longest useful length, beside pages that the worker has itself, with the bits of a cold one.
 func TestPeerFetch(t *testing.T) {
-	for name, o := range map[string]enginefake.Options{"one contract": {}, "two contracts": {PromptRows: 64}} {
+	for name, o := range map[string]rigOptions{
+		"one contract": {}, "two contracts": {target: enginefake.Options{PromptRows: 64}},
+		"a window": {target: enginefake.Options{PromptRows: 64}, open: engine.OpenOptions{AttentionWindow: 128}},
+	} {
 		t.Run(name, func(t *testing.T) {
-			holder, asker := pair(t, rigOptions{target: o}, time.Minute, &between{})
+			holder, asker := pair(t, o, time.Minute, &between{})
 			random := rand.New(rand.NewPCG(1, 2))
-			tokens := 0
+			tokens, most := 0, uint64(0) // bytes that are sent
+			info := holder.opener.Opened()[0].Info()
 			for i := range 8 {
 				first := conversationOf(random, 1100+random.IntN(1500))
 				if i%2 == 1 { // the asker has a begin of it
@@ -172,9 +176,14 @@ func TestPeerFetch(t *testing.T) {
 				}
 				tokens += int(now.Tokens - before.Tokens)
 				least := len(first) - 1
-				if o.PromptRows > 0 {
+				if o.target.PromptRows > 0 {
 					least = len(first) / 512 * 512
 				}
+				sent := len(first) + info.KVPage
+				if window := o.open.AttentionWindow; window > 0 {
+					sent = window + 2*info.KVPage
+				}
+				most += info.StateBytesPerSequence + uint64(4*len(first)+sent*int(info.KVBytesPerToken))
 				if got := int(hit.prefill.CachedTokens); got < least {
 					t.Errorf("%d: %d tokens came from the cache, %d are held", i, got, least)
 				}
@@ -190,6 +199,9 @@ func TestPeerFetch(t *testing.T) {
 			var a, b tandemv1.Heartbeat
 			holder.server.Heartbeat(&a)
 			asker.server.Heartbeat(&b)
+			if sent := a.Counters["peer_sent_bytes"]; sent > float64(most) {
+				t.Errorf("%g bytes are sent, at most %d are needed", sent, most)
+			}
 			if a.Counters["peer_sends"] != 8 || a.Counters["peer_sent_tokens"] != float64(tokens) ||
 				b.Counters["peer_fetches"] != 8 || b.Counters["peer_fetched_bytes"] != a.Counters["peer_sent_bytes"] ||
 				b.Counters["peer_fetch_seconds"] <= 0 || a.Counters["peer_sends_failed"] != 0 {
@@ -268,7 +280,16 @@ func TestPeerFaults(t *testing.T) {
 			h.Pages++
 		})},
 		"another model": {reason: peers.Damaged, change: header(func(h *tandemv1.StateHeader) { h.Identity++ })},
-		"huge pages":    {reason: peers.Slow, change: header(func(h *tandemv1.StateHeader) { h.PageBytes = 1 << 40 })},
+		"pages that are not released": {reason: peers.Damaged, change: header(func(h *tandemv1.StateHeader) {
+			h.FirstPage++
+		})},
+		"too many pages released": {reason: peers.Damaged, change: header(func(h *tandemv1.StateHeader) {
+			h.FirstPage = h.Pages + 1
+		})},
+		"a negative first page": {reason: peers.Damaged, change: header(func(h *tandemv1.StateHeader) {
+			h.FirstPage = -1
+		})},
+		"huge pages": {reason: peers.Slow, change: header(func(h *tandemv1.StateHeader) { h.PageBytes = 1 << 40 })},
 		"negative sizes": {reason: peers.Damaged, change: header(func(h *tandemv1.StateHeader) {
 			h.BlockBytes = -h.BlockBytes
 		})},

@@ -5,7 +5,7 @@ import "unsafe"
 // Structs of native/include/tandem/engine.h, laid out by hand. The tags are the C names; TestLayout compares sizes and
 // offsets with those of a C compiler. Pointers are unsafe.Pointer, so that the collector sees what they point to.
 
-const abiVersion = 3
+const abiVersion = 4
 
 type cOpenOptions struct {
 	StructSize     uint32         `c:"struct_size"`

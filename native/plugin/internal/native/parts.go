@@ -22,6 +22,7 @@ type cLayout struct {
 	PageBytes  uint64 `c:"page_bytes"`
 	BlockBytes uint64 `c:"block_bytes"`
 	Pages      int32  `c:"pages"`
+	FirstPage  int32  `c:"first_page"`
 }
 
 // DescribeSnapshot implements engine.SnapshotParts, as do the methods below.
@@ -36,8 +37,8 @@ func (e *target) DescribeSnapshot(ctx context.Context, p engine.Snapshot) (engin
 		return engine.SnapshotLayout{}, err
 	}
 	return engine.SnapshotLayout{
-		Length: int(c.Length), Pages: int(c.Pages), Identity: c.Identity, KVTypeK: c.KVTypeK, KVTypeV: c.KVTypeV,
-		StateBytes: c.StateBytes, PageBytes: c.PageBytes, BlockBytes: c.BlockBytes,
+		Length: int(c.Length), Pages: int(c.Pages), FirstPage: int(c.FirstPage), Identity: c.Identity,
+		KVTypeK: c.KVTypeK, KVTypeV: c.KVTypeV, StateBytes: c.StateBytes, PageBytes: c.PageBytes, BlockBytes: c.BlockBytes,
 	}, nil
 }
 
@@ -66,14 +67,16 @@ func (e *target) ReadSnapshot(
 func (e *target) BeginSnapshot(
 	ctx context.Context, l engine.SnapshotLayout, base engine.Snapshot, shared int,
 ) (engine.Snapshot, error) {
-	for name, v := range map[string]int{"length": l.Length, "pages": l.Pages, "shared_pages": shared} {
+	for name, v := range map[string]int{"length": l.Length, "pages": l.Pages, "first_page": l.FirstPage,
+		"shared_pages": shared} {
 		if int(int32(v)) != v {
 			return 0, rpcerr.InvalidArgument(name, "%d is out of range", v)
 		}
 	}
 	c := &cLayout{
-		StructSize: uint32(unsafe.Sizeof(cLayout{})), Length: int32(l.Length), Pages: int32(l.Pages), Identity: l.Identity,
-		KVTypeK: l.KVTypeK, KVTypeV: l.KVTypeV, StateBytes: l.StateBytes, PageBytes: l.PageBytes, BlockBytes: l.BlockBytes,
+		StructSize: uint32(unsafe.Sizeof(cLayout{})), Length: int32(l.Length), Pages: int32(l.Pages),
+		FirstPage: int32(l.FirstPage), Identity: l.Identity, KVTypeK: l.KVTypeK, KVTypeV: l.KVTypeV,
+		StateBytes: l.StateBytes, PageBytes: l.PageBytes, BlockBytes: l.BlockBytes,
 	}
 	if err := e.enter(ctx); err != nil {
 		return 0, err

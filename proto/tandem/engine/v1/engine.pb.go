@@ -2171,11 +2171,13 @@ type SnapshotLayout struct {
 	Pages    int32                  `protobuf:"varint,2,opt,name=pages,proto3" json:"pages,omitempty"`
 	Identity uint64                 `protobuf:"fixed64,3,opt,name=identity,proto3" json:"identity,omitempty"`
 	// ggml type ids.
-	KvTypeK       int32  `protobuf:"zigzag32,4,opt,name=kv_type_k,json=kvTypeK,proto3" json:"kv_type_k,omitempty"`
-	KvTypeV       int32  `protobuf:"zigzag32,5,opt,name=kv_type_v,json=kvTypeV,proto3" json:"kv_type_v,omitempty"`
-	StateBytes    uint64 `protobuf:"varint,6,opt,name=state_bytes,json=stateBytes,proto3" json:"state_bytes,omitempty"`
-	PageBytes     uint64 `protobuf:"varint,7,opt,name=page_bytes,json=pageBytes,proto3" json:"page_bytes,omitempty"`
-	BlockBytes    uint64 `protobuf:"varint,8,opt,name=block_bytes,json=blockBytes,proto3" json:"block_bytes,omitempty"`
+	KvTypeK    int32  `protobuf:"zigzag32,4,opt,name=kv_type_k,json=kvTypeK,proto3" json:"kv_type_k,omitempty"`
+	KvTypeV    int32  `protobuf:"zigzag32,5,opt,name=kv_type_v,json=kvTypeV,proto3" json:"kv_type_v,omitempty"`
+	StateBytes uint64 `protobuf:"varint,6,opt,name=state_bytes,json=stateBytes,proto3" json:"state_bytes,omitempty"`
+	PageBytes  uint64 `protobuf:"varint,7,opt,name=page_bytes,json=pageBytes,proto3" json:"page_bytes,omitempty"`
+	BlockBytes uint64 `protobuf:"varint,8,opt,name=block_bytes,json=blockBytes,proto3" json:"block_bytes,omitempty"`
+	// Pages before it are no parts.
+	FirstPage     int32 `protobuf:"varint,9,opt,name=first_page,json=firstPage,proto3" json:"first_page,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2262,6 +2264,13 @@ func (x *SnapshotLayout) GetPageBytes() uint64 {
 func (x *SnapshotLayout) GetBlockBytes() uint64 {
 	if x != nil {
 		return x.BlockBytes
+	}
+	return 0
+}
+
+func (x *SnapshotLayout) GetFirstPage() int32 {
+	if x != nil {
+		return x.FirstPage
 	}
 	return 0
 }
@@ -4799,7 +4808,7 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x16DemoteSnapshotResponse\"1\n" +
 	"\x13FreeSnapshotRequest\x12\x1a\n" +
 	"\bsnapshot\x18\x01 \x01(\x05R\bsnapshot\"\x16\n" +
-	"\x14FreeSnapshotResponse\"\xf3\x01\n" +
+	"\x14FreeSnapshotResponse\"\x92\x02\n" +
 	"\x0eSnapshotLayout\x12\x16\n" +
 	"\x06length\x18\x01 \x01(\x05R\x06length\x12\x14\n" +
 	"\x05pages\x18\x02 \x01(\x05R\x05pages\x12\x1a\n" +
@@ -4811,7 +4820,9 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\n" +
 	"page_bytes\x18\a \x01(\x04R\tpageBytes\x12\x1f\n" +
 	"\vblock_bytes\x18\b \x01(\x04R\n" +
-	"blockBytes\"5\n" +
+	"blockBytes\x12\x1d\n" +
+	"\n" +
+	"first_page\x18\t \x01(\x05R\tfirstPage\"5\n" +
 	"\x17DescribeSnapshotRequest\x12\x1a\n" +
 	"\bsnapshot\x18\x01 \x01(\x05R\bsnapshot\"T\n" +
 	"\x18DescribeSnapshotResponse\x128\n" +
