@@ -47,6 +47,7 @@ const (
 	mostContext  = math.MaxInt32 // more than the model has is not believed: generate.Model.Limit
 	mostKV       = 1 << 40
 	mostLanes    = 4096
+	mostStages   = 64
 	mostCounters = 128
 	mostAttached = 64
 	mostSettings = 64

@@ -127,7 +127,9 @@ type Registration struct {
 	// Settings that the worker runs with, by the names of its flags: of targets lookup, chunk, ddtree-budget,
 	// max-token-gap-ms, prefix-cache-ram-mb, prefix-cache-slots, kv-cache-budget (0 = no files), peer-fetch,
 	// cache-type-k and cache-type-v (types that the engine opened with, never auto). For /props.
-	Settings      map[string]string `protobuf:"bytes,12,rep,name=settings,proto3" json:"settings,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Settings map[string]string `protobuf:"bytes,12,rep,name=settings,proto3" json:"settings,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Of a target whose layers are spread over several engines, in the order of the layers. For /cluster.
+	Stages        []*StagePlace `protobuf:"bytes,13,rep,name=stages,proto3" json:"stages,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -246,6 +248,84 @@ func (x *Registration) GetSettings() map[string]string {
 	return nil
 }
 
+func (x *Registration) GetStages() []*StagePlace {
+	if x != nil {
+		return x.Stages
+	}
+	return nil
+}
+
+// StagePlace is a stage of a target.
+type StagePlace struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Device     string                 `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"`
+	LayerFirst int32                  `protobuf:"varint,2,opt,name=layer_first,json=layerFirst,proto3" json:"layer_first,omitempty"`
+	LayerLast  int32                  `protobuf:"varint,3,opt,name=layer_last,json=layerLast,proto3" json:"layer_last,omitempty"`
+	// Way of the hidden rows that it gets: memory (shared with the stage before), direct (straight from the stage before)
+	// or head (through the first stage's worker). Empty: it is the first.
+	Rows          string `protobuf:"bytes,4,opt,name=rows,proto3" json:"rows,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StagePlace) Reset() {
+	*x = StagePlace{}
+	mi := &file_tandem_v1_registry_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StagePlace) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StagePlace) ProtoMessage() {}
+
+func (x *StagePlace) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_registry_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StagePlace.ProtoReflect.Descriptor instead.
+func (*StagePlace) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *StagePlace) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *StagePlace) GetLayerFirst() int32 {
+	if x != nil {
+		return x.LayerFirst
+	}
+	return 0
+}
+
+func (x *StagePlace) GetLayerLast() int32 {
+	if x != nil {
+		return x.LayerLast
+	}
+	return 0
+}
+
+func (x *StagePlace) GetRows() string {
+	if x != nil {
+		return x.Rows
+	}
+	return ""
+}
+
 // ModelInfo describes the model that a worker's engine has open.
 type ModelInfo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -273,7 +353,7 @@ type ModelInfo struct {
 
 func (x *ModelInfo) Reset() {
 	*x = ModelInfo{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[2]
+	mi := &file_tandem_v1_registry_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -285,7 +365,7 @@ func (x *ModelInfo) String() string {
 func (*ModelInfo) ProtoMessage() {}
 
 func (x *ModelInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[2]
+	mi := &file_tandem_v1_registry_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -298,7 +378,7 @@ func (x *ModelInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelInfo.ProtoReflect.Descriptor instead.
 func (*ModelInfo) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{2}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ModelInfo) GetName() string {
@@ -408,7 +488,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[3]
+	mi := &file_tandem_v1_registry_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -420,7 +500,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[3]
+	mi := &file_tandem_v1_registry_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -433,7 +513,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{3}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Limits) GetLanes() int32 {
@@ -505,7 +585,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[4]
+	mi := &file_tandem_v1_registry_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -517,7 +597,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[4]
+	mi := &file_tandem_v1_registry_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -530,7 +610,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{4}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Heartbeat) GetState() string {
@@ -643,7 +723,7 @@ type RefusedDraft struct {
 
 func (x *RefusedDraft) Reset() {
 	*x = RefusedDraft{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[5]
+	mi := &file_tandem_v1_registry_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -655,7 +735,7 @@ func (x *RefusedDraft) String() string {
 func (*RefusedDraft) ProtoMessage() {}
 
 func (x *RefusedDraft) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[5]
+	mi := &file_tandem_v1_registry_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -668,7 +748,7 @@ func (x *RefusedDraft) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusedDraft.ProtoReflect.Descriptor instead.
 func (*RefusedDraft) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{5}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RefusedDraft) GetAddress() string {
@@ -700,7 +780,7 @@ type Prefixes struct {
 
 func (x *Prefixes) Reset() {
 	*x = Prefixes{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[6]
+	mi := &file_tandem_v1_registry_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -712,7 +792,7 @@ func (x *Prefixes) String() string {
 func (*Prefixes) ProtoMessage() {}
 
 func (x *Prefixes) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[6]
+	mi := &file_tandem_v1_registry_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -725,7 +805,7 @@ func (x *Prefixes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prefixes.ProtoReflect.Descriptor instead.
 func (*Prefixes) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{6}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Prefixes) GetVersion() uint64 {
@@ -762,7 +842,7 @@ type PrefixState struct {
 
 func (x *PrefixState) Reset() {
 	*x = PrefixState{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[7]
+	mi := &file_tandem_v1_registry_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -774,7 +854,7 @@ func (x *PrefixState) String() string {
 func (*PrefixState) ProtoMessage() {}
 
 func (x *PrefixState) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[7]
+	mi := &file_tandem_v1_registry_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -787,7 +867,7 @@ func (x *PrefixState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixState.ProtoReflect.Descriptor instead.
 func (*PrefixState) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{7}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *PrefixState) GetDigest() uint64 {
@@ -843,7 +923,7 @@ type AutoSpeculation struct {
 
 func (x *AutoSpeculation) Reset() {
 	*x = AutoSpeculation{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[8]
+	mi := &file_tandem_v1_registry_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -855,7 +935,7 @@ func (x *AutoSpeculation) String() string {
 func (*AutoSpeculation) ProtoMessage() {}
 
 func (x *AutoSpeculation) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[8]
+	mi := &file_tandem_v1_registry_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -868,7 +948,7 @@ func (x *AutoSpeculation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AutoSpeculation.ProtoReflect.Descriptor instead.
 func (*AutoSpeculation) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{8}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *AutoSpeculation) GetSteps() []*StepTime {
@@ -972,7 +1052,7 @@ type StepTime struct {
 
 func (x *StepTime) Reset() {
 	*x = StepTime{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[9]
+	mi := &file_tandem_v1_registry_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -984,7 +1064,7 @@ func (x *StepTime) String() string {
 func (*StepTime) ProtoMessage() {}
 
 func (x *StepTime) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[9]
+	mi := &file_tandem_v1_registry_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -997,7 +1077,7 @@ func (x *StepTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepTime.ProtoReflect.Descriptor instead.
 func (*StepTime) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{9}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *StepTime) GetRows() int32 {
@@ -1023,7 +1103,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[10]
+	mi := &file_tandem_v1_registry_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1035,7 +1115,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[10]
+	mi := &file_tandem_v1_registry_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1048,7 +1128,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{10}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *JoinResponse) GetLease() *Lease {
@@ -1074,7 +1154,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[11]
+	mi := &file_tandem_v1_registry_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1086,7 +1166,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[11]
+	mi := &file_tandem_v1_registry_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1099,7 +1179,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{11}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Lease) GetLeaseTtlMs() int32 {
@@ -1149,7 +1229,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[12]
+	mi := &file_tandem_v1_registry_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1161,7 +1241,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[12]
+	mi := &file_tandem_v1_registry_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1174,7 +1254,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{12}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Peer) GetWorkerId() string {
@@ -1213,7 +1293,7 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"\vJoinRequest\x12=\n" +
 	"\fregistration\x18\x01 \x01(\v2\x17.tandem.v1.RegistrationH\x00R\fregistration\x124\n" +
 	"\theartbeat\x18\x02 \x01(\v2\x14.tandem.v1.HeartbeatH\x00R\theartbeatB\t\n" +
-	"\amessage\"\xf0\x03\n" +
+	"\amessage\"\x9f\x04\n" +
 	"\fRegistration\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12#\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x0f.tandem.v1.RoleR\x04role\x12)\n" +
@@ -1227,10 +1307,19 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"\bcontract\x18\n" +
 	" \x01(\tR\bcontract\x12\x1a\n" +
 	"\bnumerics\x18\v \x01(\tR\bnumerics\x12A\n" +
-	"\bsettings\x18\f \x03(\v2%.tandem.v1.Registration.SettingsEntryR\bsettings\x1a;\n" +
+	"\bsettings\x18\f \x03(\v2%.tandem.v1.Registration.SettingsEntryR\bsettings\x12-\n" +
+	"\x06stages\x18\r \x03(\v2\x15.tandem.v1.StagePlaceR\x06stages\x1a;\n" +
 	"\rSettingsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfc\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"x\n" +
+	"\n" +
+	"StagePlace\x12\x16\n" +
+	"\x06device\x18\x01 \x01(\tR\x06device\x12\x1f\n" +
+	"\vlayer_first\x18\x02 \x01(\x05R\n" +
+	"layerFirst\x12\x1d\n" +
+	"\n" +
+	"layer_last\x18\x03 \x01(\x05R\tlayerLast\x12\x12\n" +
+	"\x04rows\x18\x04 \x01(\tR\x04rows\"\xfc\x02\n" +
 	"\tModelInfo\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04arch\x18\x02 \x01(\tR\x04arch\x12\x16\n" +
@@ -1338,51 +1427,53 @@ func file_tandem_v1_registry_proto_rawDescGZIP() []byte {
 	return file_tandem_v1_registry_proto_rawDescData
 }
 
-var file_tandem_v1_registry_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_tandem_v1_registry_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_tandem_v1_registry_proto_goTypes = []any{
 	(*JoinRequest)(nil),     // 0: tandem.v1.JoinRequest
 	(*Registration)(nil),    // 1: tandem.v1.Registration
-	(*ModelInfo)(nil),       // 2: tandem.v1.ModelInfo
-	(*Limits)(nil),          // 3: tandem.v1.Limits
-	(*Heartbeat)(nil),       // 4: tandem.v1.Heartbeat
-	(*RefusedDraft)(nil),    // 5: tandem.v1.RefusedDraft
-	(*Prefixes)(nil),        // 6: tandem.v1.Prefixes
-	(*PrefixState)(nil),     // 7: tandem.v1.PrefixState
-	(*AutoSpeculation)(nil), // 8: tandem.v1.AutoSpeculation
-	(*StepTime)(nil),        // 9: tandem.v1.StepTime
-	(*JoinResponse)(nil),    // 10: tandem.v1.JoinResponse
-	(*Lease)(nil),           // 11: tandem.v1.Lease
-	(*Peer)(nil),            // 12: tandem.v1.Peer
-	nil,                     // 13: tandem.v1.Registration.SettingsEntry
-	nil,                     // 14: tandem.v1.Heartbeat.CountersEntry
-	(Role)(0),               // 15: tandem.v1.Role
+	(*StagePlace)(nil),      // 2: tandem.v1.StagePlace
+	(*ModelInfo)(nil),       // 3: tandem.v1.ModelInfo
+	(*Limits)(nil),          // 4: tandem.v1.Limits
+	(*Heartbeat)(nil),       // 5: tandem.v1.Heartbeat
+	(*RefusedDraft)(nil),    // 6: tandem.v1.RefusedDraft
+	(*Prefixes)(nil),        // 7: tandem.v1.Prefixes
+	(*PrefixState)(nil),     // 8: tandem.v1.PrefixState
+	(*AutoSpeculation)(nil), // 9: tandem.v1.AutoSpeculation
+	(*StepTime)(nil),        // 10: tandem.v1.StepTime
+	(*JoinResponse)(nil),    // 11: tandem.v1.JoinResponse
+	(*Lease)(nil),           // 12: tandem.v1.Lease
+	(*Peer)(nil),            // 13: tandem.v1.Peer
+	nil,                     // 14: tandem.v1.Registration.SettingsEntry
+	nil,                     // 15: tandem.v1.Heartbeat.CountersEntry
+	(Role)(0),               // 16: tandem.v1.Role
 }
 var file_tandem_v1_registry_proto_depIdxs = []int32{
 	1,  // 0: tandem.v1.JoinRequest.registration:type_name -> tandem.v1.Registration
-	4,  // 1: tandem.v1.JoinRequest.heartbeat:type_name -> tandem.v1.Heartbeat
-	15, // 2: tandem.v1.Registration.role:type_name -> tandem.v1.Role
-	2,  // 3: tandem.v1.Registration.model:type_name -> tandem.v1.ModelInfo
-	3,  // 4: tandem.v1.Registration.limits:type_name -> tandem.v1.Limits
-	13, // 5: tandem.v1.Registration.settings:type_name -> tandem.v1.Registration.SettingsEntry
-	14, // 6: tandem.v1.Heartbeat.counters:type_name -> tandem.v1.Heartbeat.CountersEntry
-	8,  // 7: tandem.v1.Heartbeat.speculation:type_name -> tandem.v1.AutoSpeculation
-	6,  // 8: tandem.v1.Heartbeat.prefixes:type_name -> tandem.v1.Prefixes
-	5,  // 9: tandem.v1.Heartbeat.refused_drafts:type_name -> tandem.v1.RefusedDraft
-	7,  // 10: tandem.v1.Prefixes.states:type_name -> tandem.v1.PrefixState
-	9,  // 11: tandem.v1.AutoSpeculation.steps:type_name -> tandem.v1.StepTime
-	9,  // 12: tandem.v1.AutoSpeculation.prompts:type_name -> tandem.v1.StepTime
-	9,  // 13: tandem.v1.AutoSpeculation.prompts_beside:type_name -> tandem.v1.StepTime
-	11, // 14: tandem.v1.JoinResponse.lease:type_name -> tandem.v1.Lease
-	12, // 15: tandem.v1.Lease.peers:type_name -> tandem.v1.Peer
-	15, // 16: tandem.v1.Peer.role:type_name -> tandem.v1.Role
-	2,  // 17: tandem.v1.Peer.model:type_name -> tandem.v1.ModelInfo
-	0,  // 18: tandem.v1.RegistryService.Join:input_type -> tandem.v1.JoinRequest
-	10, // 19: tandem.v1.RegistryService.Join:output_type -> tandem.v1.JoinResponse
-	19, // [19:20] is the sub-list for method output_type
-	18, // [18:19] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	5,  // 1: tandem.v1.JoinRequest.heartbeat:type_name -> tandem.v1.Heartbeat
+	16, // 2: tandem.v1.Registration.role:type_name -> tandem.v1.Role
+	3,  // 3: tandem.v1.Registration.model:type_name -> tandem.v1.ModelInfo
+	4,  // 4: tandem.v1.Registration.limits:type_name -> tandem.v1.Limits
+	14, // 5: tandem.v1.Registration.settings:type_name -> tandem.v1.Registration.SettingsEntry
+	2,  // 6: tandem.v1.Registration.stages:type_name -> tandem.v1.StagePlace
+	15, // 7: tandem.v1.Heartbeat.counters:type_name -> tandem.v1.Heartbeat.CountersEntry
+	9,  // 8: tandem.v1.Heartbeat.speculation:type_name -> tandem.v1.AutoSpeculation
+	7,  // 9: tandem.v1.Heartbeat.prefixes:type_name -> tandem.v1.Prefixes
+	6,  // 10: tandem.v1.Heartbeat.refused_drafts:type_name -> tandem.v1.RefusedDraft
+	8,  // 11: tandem.v1.Prefixes.states:type_name -> tandem.v1.PrefixState
+	10, // 12: tandem.v1.AutoSpeculation.steps:type_name -> tandem.v1.StepTime
+	10, // 13: tandem.v1.AutoSpeculation.prompts:type_name -> tandem.v1.StepTime
+	10, // 14: tandem.v1.AutoSpeculation.prompts_beside:type_name -> tandem.v1.StepTime
+	12, // 15: tandem.v1.JoinResponse.lease:type_name -> tandem.v1.Lease
+	13, // 16: tandem.v1.Lease.peers:type_name -> tandem.v1.Peer
+	16, // 17: tandem.v1.Peer.role:type_name -> tandem.v1.Role
+	3,  // 18: tandem.v1.Peer.model:type_name -> tandem.v1.ModelInfo
+	0,  // 19: tandem.v1.RegistryService.Join:input_type -> tandem.v1.JoinRequest
+	11, // 20: tandem.v1.RegistryService.Join:output_type -> tandem.v1.JoinResponse
+	20, // [20:21] is the sub-list for method output_type
+	19, // [19:20] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_tandem_v1_registry_proto_init() }
@@ -1401,7 +1492,7 @@ func file_tandem_v1_registry_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_v1_registry_proto_rawDesc), len(file_tandem_v1_registry_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
