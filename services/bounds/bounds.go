@@ -48,6 +48,7 @@ const (
 	mostKV       = 1 << 40
 	mostLanes    = 4096
 	mostGateways = 64
+	mostStages   = 64
 	mostCounters = 128
 	mostAttached = 64
 	mostSettings = 64

@@ -88,7 +88,26 @@ type Info struct {
 	Concurrent bool
 	// Depth is the number of steps that keep the whole engine busy, 0 = one: a target in stages runs a step in each.
 	Depth int
+	// Stages of a target whose layers are spread over several engines; nil = one engine has them.
+	Stages []Stage
 }
+
+// Stage is one of a target's engines, with the layers [First, Last).
+type Stage struct {
+	Device      string
+	First, Last int
+	Rows        RowsWay // of the hidden rows that it gets; empty for the first stage
+}
+
+// RowsWay is how hidden rows come to a stage.
+type RowsWay string
+
+// Ways of hidden rows.
+const (
+	RowsInMemory RowsWay = "memory" // both stages see the memory that they lie in
+	RowsDirect   RowsWay = "direct" // straight from the stage before
+	RowsByHead   RowsWay = "head"   // through the first stage's worker
+)
 
 // Sequence is a handle of an engine's sequence, Snapshot one of a stored state.
 type (
@@ -204,7 +223,10 @@ type Step struct {
 	NMasks   int
 	HiddenIn []byte         // [len(Rows), hidden] in Hidden, little-endian, when the shard does not start at layer 0
 	Hidden   HiddenEncoding // of HiddenIn and StepResult.HiddenOut
-	Features FeatureEncoding
+	// RowsFrom is the number under which HiddenIn comes straight from the stage before, RowsTo that under which HiddenOut
+	// goes straight to the next one, where package border has linked them; 0 = they come and go with the step.
+	RowsFrom, RowsTo uint64
+	Features         FeatureEncoding
 	// Passed, if it is set, is called once the first stage of a target in stages has run the step: whoever calls Step now
 	// has that one's place behind it. A step that is refused, and other engines, do not call it.
 	Passed func()

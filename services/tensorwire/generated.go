@@ -32,6 +32,8 @@ func appendGenerated(b []byte, p *Parts, m any) (header []byte, known bool) {
 		return appendSpeculateResponse(b, m), true
 	case *tandemv1.PutFuseRequest:
 		return appendPutFuseRequest(b, p, m), true
+	case *tandemv1.RowsRequest:
+		return appendRowsRequest(b, p, m), true
 	}
 	return b, false
 }
@@ -61,6 +63,8 @@ func readGenerated(r *Reader, m any) (known bool) {
 		readSpeculateResponse(r, m)
 	case *tandemv1.PutFuseRequest:
 		readPutFuseRequest(r, m)
+	case *tandemv1.RowsRequest:
+		readRowsRequest(r, m)
 	default:
 		return false
 	}
@@ -573,4 +577,65 @@ func readPutFuseRequest(r *Reader, m *tandemv1.PutFuseRequest) {
 		}
 	}
 	r.Finish(&putFuseRequestNames)
+}
+
+var rowsRequestNames = Names{Message: "tandem.v1.RowsRequest", Fields: []string{
+	1:  "secret",
+	2:  "engine_version",
+	3:  "stage",
+	4:  "stages",
+	5:  "n_layers",
+	6:  "layer_last",
+	7:  "number",
+	15: "payload",
+}}
+
+func appendRowsRequest(b []byte, p *Parts, m *tandemv1.RowsRequest) []byte {
+	b = AppendString(b, 1, m.Secret)
+	b = AppendInt(b, 2, m.EngineVersion)
+	b = AppendInt(b, 3, m.Stage)
+	b = AppendInt(b, 4, m.Stages)
+	b = AppendInt(b, 5, m.NLayers)
+	b = AppendInt(b, 6, m.LayerLast)
+	b = AppendUint(b, 7, m.Number)
+	p.Add(m.Payload)
+	if n := p.Len(); n > 0 {
+		b = AppendLength(b, 15, n)
+	}
+	return b
+}
+
+func readRowsRequest(r *Reader, m *tandemv1.RowsRequest) {
+	oldSecret := m.Secret
+	m.Secret = ""
+	m.EngineVersion = 0
+	m.Stage = 0
+	m.Stages = 0
+	m.NLayers = 0
+	m.LayerLast = 0
+	m.Number = 0
+	m.Payload = m.Payload[:0]
+	for tag := r.Next(); tag != 0; tag = r.Next() {
+		switch tag {
+		case 1<<3 | Bytes:
+			m.Secret = r.String(oldSecret)
+		case 2<<3 | Varint:
+			m.EngineVersion = r.Int32()
+		case 3<<3 | Varint:
+			m.Stage = r.Int32()
+		case 4<<3 | Varint:
+			m.Stages = r.Int32()
+		case 5<<3 | Varint:
+			m.NLayers = r.Int32()
+		case 6<<3 | Varint:
+			m.LayerLast = r.Int32()
+		case 7<<3 | Varint:
+			m.Number = r.Uvarint()
+		case 15<<3 | Bytes:
+			m.Payload = r.Append(m.Payload)
+		default:
+			r.Other(tag, &rowsRequestNames)
+		}
+	}
+	r.Finish(&rowsRequestNames)
 }

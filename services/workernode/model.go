@@ -100,6 +100,11 @@ func Describe(r *tandemv1.Registration, info engine.Info) {
 	if r.Role == tandemv1.Role_ROLE_TARGET {
 		r.Limits.KvTokens = int64(info.KVPositions)
 	}
+	r.Stages = nil
+	for _, s := range info.Stages {
+		r.Stages = append(r.Stages, &tandemv1.StagePlace{Device: s.Device, LayerFirst: int32(s.First),
+			LayerLast: int32(s.Last), Rows: string(s.Rows)})
+	}
 }
 
 // RememberDigests keeps digests of model files in the cache folder, so that a model is hashed once and not at every

@@ -1,6 +1,8 @@
 package e2e
 
 import (
+	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -51,18 +53,64 @@ func TestStagesWithRoundedRows(t *testing.T) {
 	}
 }
 
-// TestStagesElsewhere: so does a target with stages in workers of their own, also when such a worker or its engine is
-// killed.
+// mostGap is how long a stream may stand still when a stage is killed. Less than a second is usual on a machine with
+// nothing else to do.
+const mostGap = 20 * time.Second
+
+// rowsGo compares the ways of hidden rows that /cluster shows.
+func rowsGo(t *testing.T, c *client.Client, want ...string) {
+	t.Helper()
+	raw, err := c.Get(t.Context(), "/cluster")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var page struct {
+		Workers []struct {
+			Role   string
+			Stages []struct{ Rows string }
+		}
+	}
+	if err := json.Unmarshal(raw, &page); err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range page.Workers {
+		if w.Role != "target" {
+			continue
+		}
+		var got []string
+		for _, s := range w.Stages {
+			got = append(got, s.Rows)
+		}
+		if want := append([]string{""}, want...); !slices.Equal(got, want) {
+			t.Errorf("hidden rows go %q, want %q", got, want)
+		}
+	}
+}
+
+// TestStagesElsewhere: so does a target with stages in workers of their own, whose rows lie in memory or go straight
+// from stage to stage, also when such a worker or its engine is killed.
 func TestStagesElsewhere(t *testing.T) {
 	if device != "" {
 		t.Skip("one card is not two devices")
 	}
-	_, whole := demo(t, "--threads", "1")
 	needPrograms(t)
+	t.Run("memory", func(t *testing.T) { stagesElsewhere(t, "memory", nil) })
+	t.Run("direct", func(t *testing.T) {
+		stagesElsewhere(t, "direct", freePorts(t, "127.0.0.1", 2), "--stage-transport", "grpc")
+	})
+}
+
+// stagesElsewhere runs two stages at ports, nil = at sockets, of which a cluster with more flags is the head.
+func stagesElsewhere(t *testing.T, way string, ports []string, flags ...string) {
+	_, whole := demo(t, "--threads", "1")
 	var addresses []string
 	var last *cluster.Joined
-	for _, place := range []string{"2/3", "3/3"} {
-		stage, err := cluster.Stage(place, "--threads", "1", "--target-layer-split", "3,3,2")
+	for i, place := range []string{"2/3", "3/3"} {
+		args := []string{"--threads", "1", "--target-layer-split", "3,3,2"}
+		if ports != nil {
+			args = append(args, "--listen", ports[i])
+		}
+		stage, err := cluster.Stage(place, args...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -74,9 +122,13 @@ func TestStagesElsewhere(t *testing.T) {
 		})
 		addresses, last = append(addresses, stage.Address()), stage
 	}
-	cl := start(t, "--demo", "--threads", "1", "--target-stages", strings.Join(addresses, ","), "--target-layer-split",
-		"3,3,2")
+	if ports != nil {
+		addresses = ports
+	}
+	cl := start(t, append([]string{"--demo", "--threads", "1", "--target-stages", strings.Join(addresses, ","),
+		"--target-layer-split", "3,3,2"}, flags...)...)
 	c := client.New(cl.HTTP)
+	rowsGo(t, c, way, way)
 	sameTexts(t, whole, c, 10)
 	want, err := whole.Do(t.Context(), longRequest())
 	if err != nil {
@@ -87,8 +139,7 @@ func TestStagesElsewhere(t *testing.T) {
 		if pid == 0 {
 			t.Fatalf("the stage has no %s", program)
 		}
-		// Less than a second is usual on a machine with nothing else to do.
-		if got := killed(t, c, want.Text, pid); got.Gap > 20*time.Second {
+		if got := killed(t, c, want.Text, pid); got.Gap > mostGap {
 			t.Errorf("%s was killed, and the stream stood still for %v", program, got.Gap)
 		}
 	}

@@ -170,7 +170,7 @@ func (c *cluster) specs() ([]supervise.Spec, error) {
 		target = append(target, "--target-devices", strings.Join(w.TargetDevices, ","))
 	}
 	if len(w.TargetStages) > 0 {
-		target = append(target, "--target-stages", strings.Join(w.TargetStages, ","))
+		target = append(target, "--target-stages", strings.Join(w.TargetStages, ","), "--stage-transport", w.StageTransport)
 	}
 	if len(w.TargetDevices)+len(w.TargetStages) > 0 {
 		target = append(target, "--target-layer-split", w.TargetLayerSplit, "--stage-row-type", w.StageRowType)

@@ -43,6 +43,7 @@ type WorkerFlags struct {
 	TargetStages     []string       `placeholder:"ADDR,…" help:"Workers on other hosts that have the layers after those of --target-devices (without it: of one device), in the order of the layers: each runs worker-target --stage K/N."`
 	TargetLayerSplit string         `default:"auto" placeholder:"N,…" help:"Layers of each of --target-devices and --target-stages, such as 40,24; auto = as many for each."`
 	StageRowType     string         `enum:"f32,bf16" default:"f32" help:"Type of the rows that stages hand each other: f32, or bf16, which is half the bytes between hosts, and other texts."`
+	StageTransport   string         `enum:"auto,grpc" default:"auto" help:"Way of hidden rows between stages: auto (memory that both see where they are on one host, else straight from stage to stage) or grpc, which takes no memory between workers."`
 	DraftDevice      string         `placeholder:"NAME" help:"Device of the draft, if not --device."`
 	PrefillDevice    string         `placeholder:"NAME" help:"Device of the scorer that compresses prompts, if not --device."`
 	Threads          int            `default:"0" help:"CPU threads of the target's engine, 0 = one per core."`

@@ -64,6 +64,8 @@ type WorkerOptions struct {
 	Model    *tandemv1.ModelInfo
 	// Settings, Attached and Counters are what it tells of itself.
 	Settings map[string]string
+	// Stages are those that it registers.
+	Stages   []*tandemv1.StagePlace
 	Attached []string
 	Counters map[string]float64
 	// Refused are drafts that it cannot use.
@@ -94,7 +96,7 @@ func Join(tb testing.TB, gateway string, opt WorkerOptions) *Worker {
 		Registration: &tandemv1.Registration{WorkerId: opt.ID, Role: opt.Role, Address: lis.Addr().String(), Backend: "cpu",
 			Device: "fake", Contract: opt.Contract,
 			Model: opt.Model, Limits: &tandemv1.Limits{Lanes: opt.Slots, MaxContext: opt.MaxContext, KvTokens: opt.KVTokens},
-			Settings: opt.Settings}, Heartbeat: func() *tandemv1.Heartbeat {
+			Settings: opt.Settings, Stages: opt.Stages}, Heartbeat: func() *tandemv1.Heartbeat {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			counters := map[string]float64{"verify_steps": 3, "made_up": 4, "prefill_seconds": math.NaN()}

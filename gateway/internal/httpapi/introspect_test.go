@@ -8,6 +8,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/app"
 	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest"
 	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest/rig"
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 )
 
 func TestModelsAndHealth(t *testing.T) {
@@ -51,6 +52,19 @@ func TestClusterShowsCounters(t *testing.T) {
 	// No JSON has a number for NaN, which the worker sends of its prefill_seconds.
 	if rig.At(shown, "verify_steps") != 3.0 || rig.At(shown, "prefill_seconds") != nil {
 		t.Errorf("counters %v", shown)
+	}
+}
+
+// TestClusterShowsStages: so are the stages of a target, with the way of their hidden rows.
+func TestClusterShowsStages(t *testing.T) {
+	r := rig.Start(t, nil)
+	r.Target(gatewaytest.WorkerOptions{Decode: r.Reply("ok", 1), Stages: []*tandemv1.StagePlace{
+		{Device: "one", LayerLast: 5}, {Device: "two", LayerFirst: 5, LayerLast: 8, Rows: "direct"}}})
+	shown := rig.At(r.Do("GET", "/cluster", "").JSON(t), "workers", 0, "stages")
+	want := []any{map[string]any{"device": "one", "layer_first": 0.0, "layer_last": 5.0},
+		map[string]any{"device": "two", "layer_first": 5.0, "layer_last": 8.0, "rows": "direct"}}
+	if d := cmp.Diff(want, shown); d != "" {
+		t.Error(d)
 	}
 }
 

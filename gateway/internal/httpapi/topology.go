@@ -31,8 +31,10 @@ type workerEntry struct {
 	// Contract id and the engine's arithmetic in words.
 	Contract string `json:"contract,omitempty"`
 	Numerics string `json:"numerics,omitempty"`
-	Epoch    uint64 `json:"epoch"`
-	Restarts int32  `json:"engine_restarts"`
+	// Stages of a target whose layers are spread over several engines.
+	Stages   []stageEntry `json:"stages,omitempty"`
+	Epoch    uint64       `json:"epoch"`
+	Restarts int32        `json:"engine_restarts"`
 	// Sequences in the engine, and those of them that belong to no request.
 	Sequences int32    `json:"engine_sequences"`
 	Orphans   int32    `json:"orphaned_sequences"`
@@ -46,6 +48,22 @@ type workerEntry struct {
 	Counters    map[string]float64 `json:"counters,omitempty"`
 	Speculation *speculationEntry  `json:"speculation,omitempty"`
 	Routing     *routingEntry      `json:"routing,omitempty"`
+}
+
+// stageEntry is an engine with layers from LayerFirst to before LayerLast, and how it gets hidden rows.
+type stageEntry struct {
+	Device     string `json:"device"`
+	LayerFirst int32  `json:"layer_first"`
+	LayerLast  int32  `json:"layer_last"`
+	Rows       string `json:"rows,omitempty"`
+}
+
+func stagesOf(places []*tandemv1.StagePlace) []stageEntry {
+	var list []stageEntry
+	for _, p := range places {
+		list = append(list, stageEntry{p.GetDevice(), p.GetLayerFirst(), p.GetLayerLast(), p.GetRows()})
+	}
+	return list
 }
 
 // routingEntry is what decides which requests a target gets, and what became of it.
@@ -206,7 +224,8 @@ func (s *Server) workers() topologyBody {
 			Device: reg.GetDevice(), Model: reg.GetModel().GetName(), ModelDigest: reg.GetModel().GetDigest(), State: w.State,
 			MaxCtx: reg.GetLimits().GetMaxContext(), Lanes: reg.GetLimits().GetLanes(), LanesBusy: int(hb.GetLanesBusy()),
 			LastHeartbeat: time.Since(w.LastHeartbeat).Milliseconds(), RTT: hb.GetRttMs(),
-			Version: reg.GetVersion(), Contract: reg.GetContract(), Numerics: reg.GetNumerics(), Epoch: w.Epoch,
+			Version: reg.GetVersion(), Contract: reg.GetContract(), Numerics: reg.GetNumerics(),
+			Stages: stagesOf(reg.GetStages()), Epoch: w.Epoch,
 			Restarts: hb.GetEngineRestarts(), Drafts: w.Drafts, Attached: hb.GetAttached(),
 			Refused: refusedOf(workers, hb.GetRefusedDrafts()), Sequences: hb.GetEngineSequences(),
 			Orphans: hb.GetOrphanedSequences(), LoadedBytes: hb.GetLoadedBytes(),

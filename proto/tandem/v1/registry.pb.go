@@ -183,7 +183,9 @@ type Registration struct {
 	// Settings that the worker runs with, by the names of its flags: of targets lookup, chunk, ddtree-budget,
 	// max-token-gap-ms, prefix-cache-ram-mb, prefix-cache-slots, kv-cache-budget (0 = no files), peer-fetch,
 	// cache-type-k and cache-type-v (types that the engine opened with, never auto). For /props.
-	Settings      map[string]string `protobuf:"bytes,12,rep,name=settings,proto3" json:"settings,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Settings map[string]string `protobuf:"bytes,12,rep,name=settings,proto3" json:"settings,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Of a target whose layers are spread over several engines, in the order of the layers. For /cluster.
+	Stages        []*StagePlace `protobuf:"bytes,13,rep,name=stages,proto3" json:"stages,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -302,6 +304,84 @@ func (x *Registration) GetSettings() map[string]string {
 	return nil
 }
 
+func (x *Registration) GetStages() []*StagePlace {
+	if x != nil {
+		return x.Stages
+	}
+	return nil
+}
+
+// StagePlace is a stage of a target.
+type StagePlace struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Device     string                 `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"`
+	LayerFirst int32                  `protobuf:"varint,2,opt,name=layer_first,json=layerFirst,proto3" json:"layer_first,omitempty"`
+	LayerLast  int32                  `protobuf:"varint,3,opt,name=layer_last,json=layerLast,proto3" json:"layer_last,omitempty"`
+	// Way of the hidden rows that it gets: memory (shared with the stage before), direct (straight from the stage before)
+	// or head (through the first stage's worker). Empty: it is the first.
+	Rows          string `protobuf:"bytes,4,opt,name=rows,proto3" json:"rows,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StagePlace) Reset() {
+	*x = StagePlace{}
+	mi := &file_tandem_v1_registry_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StagePlace) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StagePlace) ProtoMessage() {}
+
+func (x *StagePlace) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_registry_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StagePlace.ProtoReflect.Descriptor instead.
+func (*StagePlace) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *StagePlace) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *StagePlace) GetLayerFirst() int32 {
+	if x != nil {
+		return x.LayerFirst
+	}
+	return 0
+}
+
+func (x *StagePlace) GetLayerLast() int32 {
+	if x != nil {
+		return x.LayerLast
+	}
+	return 0
+}
+
+func (x *StagePlace) GetRows() string {
+	if x != nil {
+		return x.Rows
+	}
+	return ""
+}
+
 // ModelInfo describes the model that a worker's engine has open.
 type ModelInfo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -329,7 +409,7 @@ type ModelInfo struct {
 
 func (x *ModelInfo) Reset() {
 	*x = ModelInfo{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[2]
+	mi := &file_tandem_v1_registry_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -341,7 +421,7 @@ func (x *ModelInfo) String() string {
 func (*ModelInfo) ProtoMessage() {}
 
 func (x *ModelInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[2]
+	mi := &file_tandem_v1_registry_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -354,7 +434,7 @@ func (x *ModelInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelInfo.ProtoReflect.Descriptor instead.
 func (*ModelInfo) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{2}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ModelInfo) GetName() string {
@@ -464,7 +544,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[3]
+	mi := &file_tandem_v1_registry_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -476,7 +556,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[3]
+	mi := &file_tandem_v1_registry_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -489,7 +569,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{3}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Limits) GetLanes() int32 {
@@ -561,7 +641,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[4]
+	mi := &file_tandem_v1_registry_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -573,7 +653,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[4]
+	mi := &file_tandem_v1_registry_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -586,7 +666,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{4}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Heartbeat) GetState() string {
@@ -699,7 +779,7 @@ type RefusedDraft struct {
 
 func (x *RefusedDraft) Reset() {
 	*x = RefusedDraft{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[5]
+	mi := &file_tandem_v1_registry_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -711,7 +791,7 @@ func (x *RefusedDraft) String() string {
 func (*RefusedDraft) ProtoMessage() {}
 
 func (x *RefusedDraft) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[5]
+	mi := &file_tandem_v1_registry_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -724,7 +804,7 @@ func (x *RefusedDraft) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusedDraft.ProtoReflect.Descriptor instead.
 func (*RefusedDraft) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{5}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RefusedDraft) GetAddress() string {
@@ -756,7 +836,7 @@ type Prefixes struct {
 
 func (x *Prefixes) Reset() {
 	*x = Prefixes{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[6]
+	mi := &file_tandem_v1_registry_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -768,7 +848,7 @@ func (x *Prefixes) String() string {
 func (*Prefixes) ProtoMessage() {}
 
 func (x *Prefixes) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[6]
+	mi := &file_tandem_v1_registry_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -781,7 +861,7 @@ func (x *Prefixes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prefixes.ProtoReflect.Descriptor instead.
 func (*Prefixes) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{6}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Prefixes) GetVersion() uint64 {
@@ -818,7 +898,7 @@ type PrefixState struct {
 
 func (x *PrefixState) Reset() {
 	*x = PrefixState{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[7]
+	mi := &file_tandem_v1_registry_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -830,7 +910,7 @@ func (x *PrefixState) String() string {
 func (*PrefixState) ProtoMessage() {}
 
 func (x *PrefixState) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[7]
+	mi := &file_tandem_v1_registry_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -843,7 +923,7 @@ func (x *PrefixState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixState.ProtoReflect.Descriptor instead.
 func (*PrefixState) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{7}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *PrefixState) GetDigest() uint64 {
@@ -899,7 +979,7 @@ type AutoSpeculation struct {
 
 func (x *AutoSpeculation) Reset() {
 	*x = AutoSpeculation{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[8]
+	mi := &file_tandem_v1_registry_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -911,7 +991,7 @@ func (x *AutoSpeculation) String() string {
 func (*AutoSpeculation) ProtoMessage() {}
 
 func (x *AutoSpeculation) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[8]
+	mi := &file_tandem_v1_registry_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -924,7 +1004,7 @@ func (x *AutoSpeculation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AutoSpeculation.ProtoReflect.Descriptor instead.
 func (*AutoSpeculation) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{8}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *AutoSpeculation) GetSteps() []*StepTime {
@@ -1028,7 +1108,7 @@ type StepTime struct {
 
 func (x *StepTime) Reset() {
 	*x = StepTime{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[9]
+	mi := &file_tandem_v1_registry_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1040,7 +1120,7 @@ func (x *StepTime) String() string {
 func (*StepTime) ProtoMessage() {}
 
 func (x *StepTime) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[9]
+	mi := &file_tandem_v1_registry_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1053,7 +1133,7 @@ func (x *StepTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepTime.ProtoReflect.Descriptor instead.
 func (*StepTime) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{9}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *StepTime) GetRows() int32 {
@@ -1079,7 +1159,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[10]
+	mi := &file_tandem_v1_registry_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1091,7 +1171,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[10]
+	mi := &file_tandem_v1_registry_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1104,7 +1184,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{10}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *JoinResponse) GetLease() *Lease {
@@ -1138,7 +1218,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[11]
+	mi := &file_tandem_v1_registry_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1150,7 +1230,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[11]
+	mi := &file_tandem_v1_registry_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1163,7 +1243,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{11}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Lease) GetLeaseTtlMs() int32 {
@@ -1233,7 +1313,7 @@ type Gateway struct {
 
 func (x *Gateway) Reset() {
 	*x = Gateway{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[12]
+	mi := &file_tandem_v1_registry_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1245,7 +1325,7 @@ func (x *Gateway) String() string {
 func (*Gateway) ProtoMessage() {}
 
 func (x *Gateway) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[12]
+	mi := &file_tandem_v1_registry_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1258,7 +1338,7 @@ func (x *Gateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gateway.ProtoReflect.Descriptor instead.
 func (*Gateway) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{12}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Gateway) GetId() string {
@@ -1287,7 +1367,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[13]
+	mi := &file_tandem_v1_registry_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1299,7 +1379,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[13]
+	mi := &file_tandem_v1_registry_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1312,7 +1392,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{13}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Peer) GetWorkerId() string {
@@ -1351,7 +1431,7 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"\vJoinRequest\x12=\n" +
 	"\fregistration\x18\x01 \x01(\v2\x17.tandem.v1.RegistrationH\x00R\fregistration\x124\n" +
 	"\theartbeat\x18\x02 \x01(\v2\x14.tandem.v1.HeartbeatH\x00R\theartbeatB\t\n" +
-	"\amessage\"\xf0\x03\n" +
+	"\amessage\"\x9f\x04\n" +
 	"\fRegistration\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12#\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x0f.tandem.v1.RoleR\x04role\x12)\n" +
@@ -1365,10 +1445,19 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"\bcontract\x18\n" +
 	" \x01(\tR\bcontract\x12\x1a\n" +
 	"\bnumerics\x18\v \x01(\tR\bnumerics\x12A\n" +
-	"\bsettings\x18\f \x03(\v2%.tandem.v1.Registration.SettingsEntryR\bsettings\x1a;\n" +
+	"\bsettings\x18\f \x03(\v2%.tandem.v1.Registration.SettingsEntryR\bsettings\x12-\n" +
+	"\x06stages\x18\r \x03(\v2\x15.tandem.v1.StagePlaceR\x06stages\x1a;\n" +
 	"\rSettingsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfc\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"x\n" +
+	"\n" +
+	"StagePlace\x12\x16\n" +
+	"\x06device\x18\x01 \x01(\tR\x06device\x12\x1f\n" +
+	"\vlayer_first\x18\x02 \x01(\x05R\n" +
+	"layerFirst\x12\x1d\n" +
+	"\n" +
+	"layer_last\x18\x03 \x01(\x05R\tlayerLast\x12\x12\n" +
+	"\x04rows\x18\x04 \x01(\tR\x04rows\"\xfc\x02\n" +
 	"\tModelInfo\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04arch\x18\x02 \x01(\tR\x04arch\x12\x16\n" +
@@ -1488,55 +1577,57 @@ func file_tandem_v1_registry_proto_rawDescGZIP() []byte {
 }
 
 var file_tandem_v1_registry_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_tandem_v1_registry_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_tandem_v1_registry_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_tandem_v1_registry_proto_goTypes = []any{
 	(Admission)(0),          // 0: tandem.v1.Admission
 	(*JoinRequest)(nil),     // 1: tandem.v1.JoinRequest
 	(*Registration)(nil),    // 2: tandem.v1.Registration
-	(*ModelInfo)(nil),       // 3: tandem.v1.ModelInfo
-	(*Limits)(nil),          // 4: tandem.v1.Limits
-	(*Heartbeat)(nil),       // 5: tandem.v1.Heartbeat
-	(*RefusedDraft)(nil),    // 6: tandem.v1.RefusedDraft
-	(*Prefixes)(nil),        // 7: tandem.v1.Prefixes
-	(*PrefixState)(nil),     // 8: tandem.v1.PrefixState
-	(*AutoSpeculation)(nil), // 9: tandem.v1.AutoSpeculation
-	(*StepTime)(nil),        // 10: tandem.v1.StepTime
-	(*JoinResponse)(nil),    // 11: tandem.v1.JoinResponse
-	(*Lease)(nil),           // 12: tandem.v1.Lease
-	(*Gateway)(nil),         // 13: tandem.v1.Gateway
-	(*Peer)(nil),            // 14: tandem.v1.Peer
-	nil,                     // 15: tandem.v1.Registration.SettingsEntry
-	nil,                     // 16: tandem.v1.Heartbeat.CountersEntry
-	(Role)(0),               // 17: tandem.v1.Role
+	(*StagePlace)(nil),      // 3: tandem.v1.StagePlace
+	(*ModelInfo)(nil),       // 4: tandem.v1.ModelInfo
+	(*Limits)(nil),          // 5: tandem.v1.Limits
+	(*Heartbeat)(nil),       // 6: tandem.v1.Heartbeat
+	(*RefusedDraft)(nil),    // 7: tandem.v1.RefusedDraft
+	(*Prefixes)(nil),        // 8: tandem.v1.Prefixes
+	(*PrefixState)(nil),     // 9: tandem.v1.PrefixState
+	(*AutoSpeculation)(nil), // 10: tandem.v1.AutoSpeculation
+	(*StepTime)(nil),        // 11: tandem.v1.StepTime
+	(*JoinResponse)(nil),    // 12: tandem.v1.JoinResponse
+	(*Lease)(nil),           // 13: tandem.v1.Lease
+	(*Gateway)(nil),         // 14: tandem.v1.Gateway
+	(*Peer)(nil),            // 15: tandem.v1.Peer
+	nil,                     // 16: tandem.v1.Registration.SettingsEntry
+	nil,                     // 17: tandem.v1.Heartbeat.CountersEntry
+	(Role)(0),               // 18: tandem.v1.Role
 }
 var file_tandem_v1_registry_proto_depIdxs = []int32{
 	2,  // 0: tandem.v1.JoinRequest.registration:type_name -> tandem.v1.Registration
-	5,  // 1: tandem.v1.JoinRequest.heartbeat:type_name -> tandem.v1.Heartbeat
-	17, // 2: tandem.v1.Registration.role:type_name -> tandem.v1.Role
-	3,  // 3: tandem.v1.Registration.model:type_name -> tandem.v1.ModelInfo
-	4,  // 4: tandem.v1.Registration.limits:type_name -> tandem.v1.Limits
-	15, // 5: tandem.v1.Registration.settings:type_name -> tandem.v1.Registration.SettingsEntry
-	16, // 6: tandem.v1.Heartbeat.counters:type_name -> tandem.v1.Heartbeat.CountersEntry
-	9,  // 7: tandem.v1.Heartbeat.speculation:type_name -> tandem.v1.AutoSpeculation
-	7,  // 8: tandem.v1.Heartbeat.prefixes:type_name -> tandem.v1.Prefixes
-	6,  // 9: tandem.v1.Heartbeat.refused_drafts:type_name -> tandem.v1.RefusedDraft
-	8,  // 10: tandem.v1.Prefixes.states:type_name -> tandem.v1.PrefixState
-	10, // 11: tandem.v1.AutoSpeculation.steps:type_name -> tandem.v1.StepTime
-	10, // 12: tandem.v1.AutoSpeculation.prompts:type_name -> tandem.v1.StepTime
-	10, // 13: tandem.v1.AutoSpeculation.prompts_beside:type_name -> tandem.v1.StepTime
-	12, // 14: tandem.v1.JoinResponse.lease:type_name -> tandem.v1.Lease
-	14, // 15: tandem.v1.Lease.peers:type_name -> tandem.v1.Peer
-	13, // 16: tandem.v1.Lease.gateways:type_name -> tandem.v1.Gateway
-	0,  // 17: tandem.v1.Lease.admission:type_name -> tandem.v1.Admission
-	17, // 18: tandem.v1.Peer.role:type_name -> tandem.v1.Role
-	3,  // 19: tandem.v1.Peer.model:type_name -> tandem.v1.ModelInfo
-	1,  // 20: tandem.v1.RegistryService.Join:input_type -> tandem.v1.JoinRequest
-	11, // 21: tandem.v1.RegistryService.Join:output_type -> tandem.v1.JoinResponse
-	21, // [21:22] is the sub-list for method output_type
-	20, // [20:21] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	6,  // 1: tandem.v1.JoinRequest.heartbeat:type_name -> tandem.v1.Heartbeat
+	18, // 2: tandem.v1.Registration.role:type_name -> tandem.v1.Role
+	4,  // 3: tandem.v1.Registration.model:type_name -> tandem.v1.ModelInfo
+	5,  // 4: tandem.v1.Registration.limits:type_name -> tandem.v1.Limits
+	16, // 5: tandem.v1.Registration.settings:type_name -> tandem.v1.Registration.SettingsEntry
+	3,  // 6: tandem.v1.Registration.stages:type_name -> tandem.v1.StagePlace
+	17, // 7: tandem.v1.Heartbeat.counters:type_name -> tandem.v1.Heartbeat.CountersEntry
+	10, // 8: tandem.v1.Heartbeat.speculation:type_name -> tandem.v1.AutoSpeculation
+	8,  // 9: tandem.v1.Heartbeat.prefixes:type_name -> tandem.v1.Prefixes
+	7,  // 10: tandem.v1.Heartbeat.refused_drafts:type_name -> tandem.v1.RefusedDraft
+	9,  // 11: tandem.v1.Prefixes.states:type_name -> tandem.v1.PrefixState
+	11, // 12: tandem.v1.AutoSpeculation.steps:type_name -> tandem.v1.StepTime
+	11, // 13: tandem.v1.AutoSpeculation.prompts:type_name -> tandem.v1.StepTime
+	11, // 14: tandem.v1.AutoSpeculation.prompts_beside:type_name -> tandem.v1.StepTime
+	13, // 15: tandem.v1.JoinResponse.lease:type_name -> tandem.v1.Lease
+	15, // 16: tandem.v1.Lease.peers:type_name -> tandem.v1.Peer
+	14, // 17: tandem.v1.Lease.gateways:type_name -> tandem.v1.Gateway
+	0,  // 18: tandem.v1.Lease.admission:type_name -> tandem.v1.Admission
+	18, // 19: tandem.v1.Peer.role:type_name -> tandem.v1.Role
+	4,  // 20: tandem.v1.Peer.model:type_name -> tandem.v1.ModelInfo
+	1,  // 21: tandem.v1.RegistryService.Join:input_type -> tandem.v1.JoinRequest
+	12, // 22: tandem.v1.RegistryService.Join:output_type -> tandem.v1.JoinResponse
+	22, // [22:23] is the sub-list for method output_type
+	21, // [21:22] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_tandem_v1_registry_proto_init() }
@@ -1555,7 +1646,7 @@ func file_tandem_v1_registry_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_v1_registry_proto_rawDesc), len(file_tandem_v1_registry_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   16,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

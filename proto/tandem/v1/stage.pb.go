@@ -287,6 +287,353 @@ func (*PutFuseResponse) Descriptor() ([]byte, []int) {
 	return file_tandem_v1_stage_proto_rawDescGZIP(), []int{3}
 }
 
+type AcceptRowsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What the first message of Rows must show.
+	Secret string `protobuf:"bytes,1,opt,name=secret,proto3" json:"secret,omitempty"`
+	// Role and name in the certificate that the caller of Rows must have, such as target/box-2; empty = any.
+	Sender        string `protobuf:"bytes,2,opt,name=sender,proto3" json:"sender,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AcceptRowsRequest) Reset() {
+	*x = AcceptRowsRequest{}
+	mi := &file_tandem_v1_stage_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AcceptRowsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AcceptRowsRequest) ProtoMessage() {}
+
+func (x *AcceptRowsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_stage_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AcceptRowsRequest.ProtoReflect.Descriptor instead.
+func (*AcceptRowsRequest) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_stage_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *AcceptRowsRequest) GetSecret() string {
+	if x != nil {
+		return x.Secret
+	}
+	return ""
+}
+
+func (x *AcceptRowsRequest) GetSender() string {
+	if x != nil {
+		return x.Sender
+	}
+	return ""
+}
+
+type AcceptRowsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AcceptRowsResponse) Reset() {
+	*x = AcceptRowsResponse{}
+	mi := &file_tandem_v1_stage_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AcceptRowsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AcceptRowsResponse) ProtoMessage() {}
+
+func (x *AcceptRowsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_stage_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AcceptRowsResponse.ProtoReflect.Descriptor instead.
+func (*AcceptRowsResponse) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_stage_proto_rawDescGZIP(), []int{5}
+}
+
+type ForwardRowsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// host:port or unix:///path of the next stage, as the head reaches it.
+	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	Secret  string `protobuf:"bytes,2,opt,name=secret,proto3" json:"secret,omitempty"`
+	// Role and name in the certificate that the next stage must have; empty = any.
+	Receiver string `protobuf:"bytes,3,opt,name=receiver,proto3" json:"receiver,omitempty"`
+	// What the next stage must say of itself, but for its version.
+	Next          *HoldResponse `protobuf:"bytes,4,opt,name=next,proto3" json:"next,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForwardRowsRequest) Reset() {
+	*x = ForwardRowsRequest{}
+	mi := &file_tandem_v1_stage_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForwardRowsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForwardRowsRequest) ProtoMessage() {}
+
+func (x *ForwardRowsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_stage_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForwardRowsRequest.ProtoReflect.Descriptor instead.
+func (*ForwardRowsRequest) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_stage_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ForwardRowsRequest) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *ForwardRowsRequest) GetSecret() string {
+	if x != nil {
+		return x.Secret
+	}
+	return ""
+}
+
+func (x *ForwardRowsRequest) GetReceiver() string {
+	if x != nil {
+		return x.Receiver
+	}
+	return ""
+}
+
+func (x *ForwardRowsRequest) GetNext() *HoldResponse {
+	if x != nil {
+		return x.Next
+	}
+	return nil
+}
+
+type ForwardRowsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForwardRowsResponse) Reset() {
+	*x = ForwardRowsResponse{}
+	mi := &file_tandem_v1_stage_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForwardRowsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForwardRowsResponse) ProtoMessage() {}
+
+func (x *ForwardRowsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_stage_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForwardRowsResponse.ProtoReflect.Descriptor instead.
+func (*ForwardRowsResponse) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_stage_proto_rawDescGZIP(), []int{7}
+}
+
+// RowsRequest has the secret and who sends in the first message, rows in the others.
+type RowsRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Secret string                 `protobuf:"bytes,1,opt,name=secret,proto3" json:"secret,omitempty"`
+	// Of tandem.engine.v1.
+	EngineVersion int32 `protobuf:"varint,2,opt,name=engine_version,json=engineVersion,proto3" json:"engine_version,omitempty"`
+	// The sender's place and its layers.
+	Stage     int32 `protobuf:"varint,3,opt,name=stage,proto3" json:"stage,omitempty"`
+	Stages    int32 `protobuf:"varint,4,opt,name=stages,proto3" json:"stages,omitempty"`
+	NLayers   int32 `protobuf:"varint,5,opt,name=n_layers,json=nLayers,proto3" json:"n_layers,omitempty"`
+	LayerLast int32 `protobuf:"varint,6,opt,name=layer_last,json=layerLast,proto3" json:"layer_last,omitempty"`
+	// Of the step whose rows these are, StepRequest.rows_from. Ascends.
+	Number uint64 `protobuf:"varint,7,opt,name=number,proto3" json:"number,omitempty"`
+	// hidden_out [rows, hidden] in the encoding of the step. Little-endian.
+	Payload       []byte `protobuf:"bytes,15,opt,name=payload,proto3" json:"payload,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RowsRequest) Reset() {
+	*x = RowsRequest{}
+	mi := &file_tandem_v1_stage_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RowsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RowsRequest) ProtoMessage() {}
+
+func (x *RowsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_stage_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RowsRequest.ProtoReflect.Descriptor instead.
+func (*RowsRequest) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_stage_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *RowsRequest) GetSecret() string {
+	if x != nil {
+		return x.Secret
+	}
+	return ""
+}
+
+func (x *RowsRequest) GetEngineVersion() int32 {
+	if x != nil {
+		return x.EngineVersion
+	}
+	return 0
+}
+
+func (x *RowsRequest) GetStage() int32 {
+	if x != nil {
+		return x.Stage
+	}
+	return 0
+}
+
+func (x *RowsRequest) GetStages() int32 {
+	if x != nil {
+		return x.Stages
+	}
+	return 0
+}
+
+func (x *RowsRequest) GetNLayers() int32 {
+	if x != nil {
+		return x.NLayers
+	}
+	return 0
+}
+
+func (x *RowsRequest) GetLayerLast() int32 {
+	if x != nil {
+		return x.LayerLast
+	}
+	return 0
+}
+
+func (x *RowsRequest) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *RowsRequest) GetPayload() []byte {
+	if x != nil {
+		return x.Payload
+	}
+	return nil
+}
+
+// RowsResponse describes the stage.
+type RowsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Stage         *HoldResponse          `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RowsResponse) Reset() {
+	*x = RowsResponse{}
+	mi := &file_tandem_v1_stage_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RowsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RowsResponse) ProtoMessage() {}
+
+func (x *RowsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_stage_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RowsResponse.ProtoReflect.Descriptor instead.
+func (*RowsResponse) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_stage_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *RowsResponse) GetStage() *HoldResponse {
+	if x != nil {
+		return x.Stage
+	}
+	return nil
+}
+
 var File_tandem_v1_stage_proto protoreflect.FileDescriptor
 
 const file_tandem_v1_stage_proto_rawDesc = "" +
@@ -312,10 +659,36 @@ const file_tandem_v1_stage_proto_rawDesc = "" +
 	"\vtotal_bytes\x18\x02 \x01(\x03R\n" +
 	"totalBytes\x12\x1a\n" +
 	"\x05chunk\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\x05chunk:\x04\x88\xe7\x18\x01\"\x11\n" +
-	"\x0fPutFuseResponse2\x8f\x01\n" +
+	"\x0fPutFuseResponse\"C\n" +
+	"\x11AcceptRowsRequest\x12\x16\n" +
+	"\x06secret\x18\x01 \x01(\tR\x06secret\x12\x16\n" +
+	"\x06sender\x18\x02 \x01(\tR\x06sender\"\x14\n" +
+	"\x12AcceptRowsResponse\"\x8f\x01\n" +
+	"\x12ForwardRowsRequest\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x16\n" +
+	"\x06secret\x18\x02 \x01(\tR\x06secret\x12\x1a\n" +
+	"\breceiver\x18\x03 \x01(\tR\breceiver\x12+\n" +
+	"\x04next\x18\x04 \x01(\v2\x17.tandem.v1.HoldResponseR\x04next\"\x15\n" +
+	"\x13ForwardRowsResponse\"\xf2\x01\n" +
+	"\vRowsRequest\x12\x16\n" +
+	"\x06secret\x18\x01 \x01(\tR\x06secret\x12%\n" +
+	"\x0eengine_version\x18\x02 \x01(\x05R\rengineVersion\x12\x14\n" +
+	"\x05stage\x18\x03 \x01(\x05R\x05stage\x12\x16\n" +
+	"\x06stages\x18\x04 \x01(\x05R\x06stages\x12\x19\n" +
+	"\bn_layers\x18\x05 \x01(\x05R\anLayers\x12\x1d\n" +
+	"\n" +
+	"layer_last\x18\x06 \x01(\x05R\tlayerLast\x12\x16\n" +
+	"\x06number\x18\a \x01(\x04R\x06number\x12\x1e\n" +
+	"\apayload\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\apayload:\x04\x88\xe7\x18\x01\"=\n" +
+	"\fRowsResponse\x12-\n" +
+	"\x05stage\x18\x01 \x01(\v2\x17.tandem.v1.HoldResponseR\x05stage2\xe5\x02\n" +
 	"\fStageService\x12;\n" +
 	"\x04Hold\x12\x16.tandem.v1.HoldRequest\x1a\x17.tandem.v1.HoldResponse(\x010\x01\x12B\n" +
-	"\aPutFuse\x12\x19.tandem.v1.PutFuseRequest\x1a\x1a.tandem.v1.PutFuseResponse(\x01B\x9d\x01\n" +
+	"\aPutFuse\x12\x19.tandem.v1.PutFuseRequest\x1a\x1a.tandem.v1.PutFuseResponse(\x01\x12I\n" +
+	"\n" +
+	"AcceptRows\x12\x1c.tandem.v1.AcceptRowsRequest\x1a\x1d.tandem.v1.AcceptRowsResponse\x12L\n" +
+	"\vForwardRows\x12\x1d.tandem.v1.ForwardRowsRequest\x1a\x1e.tandem.v1.ForwardRowsResponse\x12;\n" +
+	"\x04Rows\x12\x16.tandem.v1.RowsRequest\x1a\x17.tandem.v1.RowsResponse(\x010\x01B\x9d\x01\n" +
 	"\rcom.tandem.v1B\n" +
 	"StageProtoP\x01Z;github.com/tandem-inference/tandem/proto/tandem/v1;tandemv1\xa2\x02\x03TXX\xaa\x02\tTandem.V1\xca\x02\tTandem\\V1\xe2\x02\x15Tandem\\V1\\GPBMetadata\xea\x02\n" +
 	"Tandem::V1b\x06proto3"
@@ -332,23 +705,37 @@ func file_tandem_v1_stage_proto_rawDescGZIP() []byte {
 	return file_tandem_v1_stage_proto_rawDescData
 }
 
-var file_tandem_v1_stage_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
+var file_tandem_v1_stage_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_tandem_v1_stage_proto_goTypes = []any{
-	(*HoldRequest)(nil),     // 0: tandem.v1.HoldRequest
-	(*HoldResponse)(nil),    // 1: tandem.v1.HoldResponse
-	(*PutFuseRequest)(nil),  // 2: tandem.v1.PutFuseRequest
-	(*PutFuseResponse)(nil), // 3: tandem.v1.PutFuseResponse
+	(*HoldRequest)(nil),         // 0: tandem.v1.HoldRequest
+	(*HoldResponse)(nil),        // 1: tandem.v1.HoldResponse
+	(*PutFuseRequest)(nil),      // 2: tandem.v1.PutFuseRequest
+	(*PutFuseResponse)(nil),     // 3: tandem.v1.PutFuseResponse
+	(*AcceptRowsRequest)(nil),   // 4: tandem.v1.AcceptRowsRequest
+	(*AcceptRowsResponse)(nil),  // 5: tandem.v1.AcceptRowsResponse
+	(*ForwardRowsRequest)(nil),  // 6: tandem.v1.ForwardRowsRequest
+	(*ForwardRowsResponse)(nil), // 7: tandem.v1.ForwardRowsResponse
+	(*RowsRequest)(nil),         // 8: tandem.v1.RowsRequest
+	(*RowsResponse)(nil),        // 9: tandem.v1.RowsResponse
 }
 var file_tandem_v1_stage_proto_depIdxs = []int32{
-	0, // 0: tandem.v1.StageService.Hold:input_type -> tandem.v1.HoldRequest
-	2, // 1: tandem.v1.StageService.PutFuse:input_type -> tandem.v1.PutFuseRequest
-	1, // 2: tandem.v1.StageService.Hold:output_type -> tandem.v1.HoldResponse
-	3, // 3: tandem.v1.StageService.PutFuse:output_type -> tandem.v1.PutFuseResponse
-	2, // [2:4] is the sub-list for method output_type
-	0, // [0:2] is the sub-list for method input_type
-	0, // [0:0] is the sub-list for extension type_name
-	0, // [0:0] is the sub-list for extension extendee
-	0, // [0:0] is the sub-list for field type_name
+	1, // 0: tandem.v1.ForwardRowsRequest.next:type_name -> tandem.v1.HoldResponse
+	1, // 1: tandem.v1.RowsResponse.stage:type_name -> tandem.v1.HoldResponse
+	0, // 2: tandem.v1.StageService.Hold:input_type -> tandem.v1.HoldRequest
+	2, // 3: tandem.v1.StageService.PutFuse:input_type -> tandem.v1.PutFuseRequest
+	4, // 4: tandem.v1.StageService.AcceptRows:input_type -> tandem.v1.AcceptRowsRequest
+	6, // 5: tandem.v1.StageService.ForwardRows:input_type -> tandem.v1.ForwardRowsRequest
+	8, // 6: tandem.v1.StageService.Rows:input_type -> tandem.v1.RowsRequest
+	1, // 7: tandem.v1.StageService.Hold:output_type -> tandem.v1.HoldResponse
+	3, // 8: tandem.v1.StageService.PutFuse:output_type -> tandem.v1.PutFuseResponse
+	5, // 9: tandem.v1.StageService.AcceptRows:output_type -> tandem.v1.AcceptRowsResponse
+	7, // 10: tandem.v1.StageService.ForwardRows:output_type -> tandem.v1.ForwardRowsResponse
+	9, // 11: tandem.v1.StageService.Rows:output_type -> tandem.v1.RowsResponse
+	7, // [7:12] is the sub-list for method output_type
+	2, // [2:7] is the sub-list for method input_type
+	2, // [2:2] is the sub-list for extension type_name
+	2, // [2:2] is the sub-list for extension extendee
+	0, // [0:2] is the sub-list for field type_name
 }
 
 func init() { file_tandem_v1_stage_proto_init() }
@@ -362,7 +749,7 @@ func file_tandem_v1_stage_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_v1_stage_proto_rawDesc), len(file_tandem_v1_stage_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   4,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -19,8 +19,11 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	StageService_Hold_FullMethodName    = "/tandem.v1.StageService/Hold"
-	StageService_PutFuse_FullMethodName = "/tandem.v1.StageService/PutFuse"
+	StageService_Hold_FullMethodName        = "/tandem.v1.StageService/Hold"
+	StageService_PutFuse_FullMethodName     = "/tandem.v1.StageService/PutFuse"
+	StageService_AcceptRows_FullMethodName  = "/tandem.v1.StageService/AcceptRows"
+	StageService_ForwardRows_FullMethodName = "/tandem.v1.StageService/ForwardRows"
+	StageService_Rows_FullMethodName        = "/tandem.v1.StageService/Rows"
 )
 
 // StageServiceClient is the client API for StageService service.
@@ -38,6 +41,18 @@ type StageServiceClient interface {
 	// PutFuse hands over fc and its norm as a GGUF file in chunks: LoadFuse on this connection names it by its digest.
 	// DATA_LOSS: the digest is not that of what arrived. FAILED_PRECONDITION: the connection does not hold the stage.
 	PutFuse(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[PutFuseRequest, PutFuseResponse], error)
+	// AcceptRows lets the stage before this one hand over hidden rows by a Rows call. FAILED_PRECONDITION: the connection
+	// does not hold the stage, its engine is not open or gets no rows, or it accepts rows already.
+	AcceptRows(ctx context.Context, in *AcceptRowsRequest, opts ...grpc.CallOption) (*AcceptRowsResponse, error)
+	// ForwardRows has this stage call Rows of the next one, and returns when that has accepted. FAILED_PRECONDITION: as
+	// with AcceptRows, or the other end is not the stage that is described. UNAVAILABLE and DEADLINE_EXCEEDED: it cannot
+	// be reached from here. After an error hidden rows go through the head.
+	ForwardRows(ctx context.Context, in *ForwardRowsRequest, opts ...grpc.CallOption) (*ForwardRowsResponse, error)
+	// Rows brings the hidden rows of steps from the stage before, which is no holder. The answer is one message, which
+	// describes the stage. PERMISSION_DENIED: the secret, or the caller, is not the one that AcceptRows named.
+	// INVALID_ARGUMENT: numbers do not ascend, or rows are larger than those of a step; the stage is lost then, as when
+	// the stream breaks.
+	Rows(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[RowsRequest, RowsResponse], error)
 }
 
 type stageServiceClient struct {
@@ -74,6 +89,39 @@ func (c *stageServiceClient) PutFuse(ctx context.Context, opts ...grpc.CallOptio
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type StageService_PutFuseClient = grpc.ClientStreamingClient[PutFuseRequest, PutFuseResponse]
 
+func (c *stageServiceClient) AcceptRows(ctx context.Context, in *AcceptRowsRequest, opts ...grpc.CallOption) (*AcceptRowsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AcceptRowsResponse)
+	err := c.cc.Invoke(ctx, StageService_AcceptRows_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *stageServiceClient) ForwardRows(ctx context.Context, in *ForwardRowsRequest, opts ...grpc.CallOption) (*ForwardRowsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ForwardRowsResponse)
+	err := c.cc.Invoke(ctx, StageService_ForwardRows_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *stageServiceClient) Rows(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[RowsRequest, RowsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &StageService_ServiceDesc.Streams[2], StageService_Rows_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[RowsRequest, RowsResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type StageService_RowsClient = grpc.BidiStreamingClient[RowsRequest, RowsResponse]
+
 // StageServiceServer is the server API for StageService service.
 // All implementations must embed UnimplementedStageServiceServer
 // for forward compatibility.
@@ -89,6 +137,18 @@ type StageServiceServer interface {
 	// PutFuse hands over fc and its norm as a GGUF file in chunks: LoadFuse on this connection names it by its digest.
 	// DATA_LOSS: the digest is not that of what arrived. FAILED_PRECONDITION: the connection does not hold the stage.
 	PutFuse(grpc.ClientStreamingServer[PutFuseRequest, PutFuseResponse]) error
+	// AcceptRows lets the stage before this one hand over hidden rows by a Rows call. FAILED_PRECONDITION: the connection
+	// does not hold the stage, its engine is not open or gets no rows, or it accepts rows already.
+	AcceptRows(context.Context, *AcceptRowsRequest) (*AcceptRowsResponse, error)
+	// ForwardRows has this stage call Rows of the next one, and returns when that has accepted. FAILED_PRECONDITION: as
+	// with AcceptRows, or the other end is not the stage that is described. UNAVAILABLE and DEADLINE_EXCEEDED: it cannot
+	// be reached from here. After an error hidden rows go through the head.
+	ForwardRows(context.Context, *ForwardRowsRequest) (*ForwardRowsResponse, error)
+	// Rows brings the hidden rows of steps from the stage before, which is no holder. The answer is one message, which
+	// describes the stage. PERMISSION_DENIED: the secret, or the caller, is not the one that AcceptRows named.
+	// INVALID_ARGUMENT: numbers do not ascend, or rows are larger than those of a step; the stage is lost then, as when
+	// the stream breaks.
+	Rows(grpc.BidiStreamingServer[RowsRequest, RowsResponse]) error
 	mustEmbedUnimplementedStageServiceServer()
 }
 
@@ -104,6 +164,15 @@ func (UnimplementedStageServiceServer) Hold(grpc.BidiStreamingServer[HoldRequest
 }
 func (UnimplementedStageServiceServer) PutFuse(grpc.ClientStreamingServer[PutFuseRequest, PutFuseResponse]) error {
 	return status.Error(codes.Unimplemented, "method PutFuse not implemented")
+}
+func (UnimplementedStageServiceServer) AcceptRows(context.Context, *AcceptRowsRequest) (*AcceptRowsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AcceptRows not implemented")
+}
+func (UnimplementedStageServiceServer) ForwardRows(context.Context, *ForwardRowsRequest) (*ForwardRowsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ForwardRows not implemented")
+}
+func (UnimplementedStageServiceServer) Rows(grpc.BidiStreamingServer[RowsRequest, RowsResponse]) error {
+	return status.Error(codes.Unimplemented, "method Rows not implemented")
 }
 func (UnimplementedStageServiceServer) mustEmbedUnimplementedStageServiceServer() {}
 func (UnimplementedStageServiceServer) testEmbeddedByValue()                      {}
@@ -140,13 +209,65 @@ func _StageService_PutFuse_Handler(srv interface{}, stream grpc.ServerStream) er
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type StageService_PutFuseServer = grpc.ClientStreamingServer[PutFuseRequest, PutFuseResponse]
 
+func _StageService_AcceptRows_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AcceptRowsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(StageServiceServer).AcceptRows(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: StageService_AcceptRows_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(StageServiceServer).AcceptRows(ctx, req.(*AcceptRowsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _StageService_ForwardRows_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ForwardRowsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(StageServiceServer).ForwardRows(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: StageService_ForwardRows_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(StageServiceServer).ForwardRows(ctx, req.(*ForwardRowsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _StageService_Rows_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(StageServiceServer).Rows(&grpc.GenericServerStream[RowsRequest, RowsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type StageService_RowsServer = grpc.BidiStreamingServer[RowsRequest, RowsResponse]
+
 // StageService_ServiceDesc is the grpc.ServiceDesc for StageService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
 var StageService_ServiceDesc = grpc.ServiceDesc{
 	ServiceName: "tandem.v1.StageService",
 	HandlerType: (*StageServiceServer)(nil),
-	Methods:     []grpc.MethodDesc{},
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "AcceptRows",
+			Handler:    _StageService_AcceptRows_Handler,
+		},
+		{
+			MethodName: "ForwardRows",
+			Handler:    _StageService_ForwardRows_Handler,
+		},
+	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "Hold",
@@ -157,6 +278,12 @@ var StageService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "PutFuse",
 			Handler:       _StageService_PutFuse_Handler,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "Rows",
+			Handler:       _StageService_Rows_Handler,
+			ServerStreams: true,
 			ClientStreams: true,
 		},
 	},

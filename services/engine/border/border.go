@@ -11,6 +11,7 @@ import (
 	"sync"
 	"unsafe"
 
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/shmem"
 )
 
@@ -21,13 +22,24 @@ type Sharer interface {
 	ShareRows(ctx context.Context, in, out *Region) error
 }
 
+// Forwarder is an engine elsewhere that can hand its hidden rows to the engine of the next stage itself.
+type Forwarder interface {
+	// ForwardRows links the engine with that of the next stage: the rows of a step with RowsTo go straight to the step
+	// with the same RowsFrom there. Numbers ascend. errors.ErrUnsupported: next is of another kind; after any error rows
+	// come back as before.
+	ForwardRows(ctx context.Context, next engine.Target) error
+}
+
 // align is what slots begin at multiples of, in bytes: a line of a processor's cache.
 const align = 64
 
 // Region is memory that processes share, in slots. Its methods are safe for concurrent use.
 type Region struct {
-	file *shmem.File
-	room int // bytes of a slot
+	file  *shmem.File
+	name  string  // of a region of another process; empty = it is this one's
+	begin uintptr // where it is mapped
+	bytes uintptr
+	room  int // bytes of a slot
 
 	mu   sync.Mutex // guards free
 	free [][]byte
@@ -40,7 +52,8 @@ func New(slots, bytes int) (*Region, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Region{file: f, room: room}
+	r := mapped(f)
+	r.room = room
 	for i := range slots {
 		at := align + i*room
 		r.free = append(r.free, f.Memory[at:at:at+room])
@@ -54,11 +67,22 @@ func Open(name string, bytes int) (*Region, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Region{file: f}, nil
+	r := mapped(f)
+	r.name = name
+	return r, nil
 }
 
-// Name and size for Open in another process, until Hide.
-func (r *Region) Name() (name string, bytes int) { return r.file.Name(), len(r.file.Memory) }
+func mapped(f *shmem.File) *Region {
+	return &Region{file: f, begin: uintptr(unsafe.Pointer(unsafe.SliceData(f.Memory))), bytes: uintptr(len(f.Memory))}
+}
+
+// Name and size for Open in another process, until its maker hides it.
+func (r *Region) Name() (name string, bytes int) {
+	if r.name != "" {
+		return r.name, int(r.bytes)
+	}
+	return r.file.Name(), int(r.bytes)
+}
 
 // Hide keeps further processes from opening the region.
 func (r *Region) Hide() { r.file.Hide() }
@@ -81,11 +105,11 @@ func (r *Region) Place(b []byte) (at uint64, ok bool) {
 	if r == nil || cap(b) == 0 {
 		return 0, false
 	}
-	first, begin := uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(unsafe.Pointer(&r.file.Memory[0]))
-	if first < begin || first-begin+uintptr(cap(b)) > uintptr(len(r.file.Memory)) {
+	first := uintptr(unsafe.Pointer(unsafe.SliceData(b)))
+	if first < r.begin || first-r.begin+uintptr(cap(b)) > r.bytes {
 		return 0, false
 	}
-	return uint64(first - begin), true
+	return uint64(first - r.begin), true
 }
 
 // At returns bytes of the region; false when there are no such bytes, as what a peer names may be.

@@ -178,19 +178,26 @@ func (s *Server) Step(stream grpc.BidiStreamingServer[enginev1.StepRequest, engi
 		result, failed engine.StepResult
 	)
 	req.Step = &step
-	return s.serve(stream, &req, &resp, &req.Request, &resp.Response, func(ctx context.Context) error {
+	room, answer := newRoom(&resp)
+	defer room.done()
+	return s.serve(stream, &req, answer, &req.Request, &resp.Response, func(ctx context.Context) error {
 		resp.Result, resp.SharedBytes = &failed, 0
 		traced, began := s.traced(&step), time.Time{}
 		if traced {
 			began = time.Now()
 		}
 		e, err := as[engine.Target](s)
+		if _, linked := e.(Roomer); err == nil && !linked && step.RowsFrom|step.RowsTo != 0 {
+			err = rpcerr.InvalidArgument("rows_from", "the engine is not linked with others")
+		}
 		if err == nil {
+			room.take(e, &result)
 			resp.SharedBytes, err = s.shared.Load().step(ctx, e, &req, &step, &result)
 		}
 		if traced {
 			s.traceStep(&step, &result, began, err)
 		}
+		room.next(&step)
 		if err != nil {
 			return err
 		}

@@ -2,6 +2,8 @@ package host
 
 import (
 	"context"
+	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	enginev1 "github.com/tandem-inference/tandem/proto/tandem/engine/v1"
@@ -9,22 +11,27 @@ import (
 	"github.com/tandem-inference/tandem/services/engine/border"
 	"github.com/tandem-inference/tandem/services/engine/wire"
 	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/tensorwire"
 )
 
 // sharedRows are the regions of an engine's hidden rows, as its process has mapped them; nil = there is none.
 type sharedRows struct {
 	in, out *border.Region
+	use     sync.RWMutex // held shared by steps, and alone to unmap
 }
 
 func (s *sharedRows) close() {
 	if s != nil {
+		s.use.Lock()
+		defer s.use.Unlock()
 		s.in.Close()
 		s.out.Close()
+		s.in, s.out = nil, nil
 	}
 }
 
 // ShareRows implements enginev1.TargetServiceServer.
-func (s *Server) ShareRows(_ context.Context, req *enginev1.ShareRowsRequest) (*enginev1.ShareRowsResponse, error) {
+func (s *Server) ShareRows(ctx context.Context, req *enginev1.ShareRowsRequest) (*enginev1.ShareRowsResponse, error) {
 	e, err := as[engine.Target](s)
 	if err != nil {
 		return nil, err
@@ -54,6 +61,9 @@ func (s *Server) ShareRows(_ context.Context, req *enginev1.ShareRowsRequest) (*
 		rows.close()
 		return nil, rpcerr.FailedPrecondition("rows are shared already")
 	}
+	if next, ok := e.(border.Sharer); ok { // the engine is in a process of its own, which may see them as well
+		_ = next.ShareRows(ctx, rows.in, rows.out) // without: they are sent to it
+	}
 	return &enginev1.ShareRowsResponse{}, nil
 }
 
@@ -64,6 +74,8 @@ func (s *sharedRows) step(ctx context.Context, e engine.Target, req *wire.StepRe
 	if s == nil {
 		s = &sharedRows{}
 	}
+	s.use.RLock()
+	defer s.use.RUnlock()
 	var in, room []byte
 	if r := req.SharedIn; r.At != 0 {
 		var ok bool
@@ -92,6 +104,64 @@ func (s *sharedRows) step(ctx context.Context, e engine.Target, req *wire.StepRe
 	n := uint64(len(result.HiddenOut))
 	result.HiddenOut = ownOut[:0]
 	return n, err
+}
+
+// Roomer is an engine with memory of its own for hidden rows that come and go with messages: they are read to where the
+// engine's process sees them, and sent from there. It may also be linked with others (engine.Step.RowsFrom).
+type Roomer interface {
+	// Room returns memory for one stream of steps, nil = the stream's own. free gives it back. It is called when steps
+	// run, that is, after ShareRows.
+	Room() (in, out []byte, free func())
+}
+
+// room is the memory of a Roomer for a stream.
+type room struct {
+	*wire.StepResponse // what it answers with
+	taken              bool
+	in                 []byte
+	free               func()
+	// uses by the stream, and by each answer that is encoded and not written yet: the memory is given back after those.
+	uses atomic.Int64
+}
+
+// newRoom returns the room of a stream and what to answer with in place of resp.
+func newRoom(resp *wire.StepResponse) (*room, *tensorwire.Lent) {
+	r := &room{StepResponse: resp, free: func() {}}
+	r.uses.Store(1)
+	return r, &tensorwire.Lent{Message: r, Released: r.done}
+}
+
+// take has the first step put its result into the engine's memory.
+func (r *room) take(e engine.Target, result *engine.StepResult) {
+	owner, ok := e.(Roomer)
+	if r.taken || !ok {
+		return
+	}
+	var out []byte
+	r.in, out, r.free = owner.Room()
+	if r.taken = true; out != nil {
+		result.HiddenOut = out
+	}
+}
+
+// next has requests after the first read to the engine's memory.
+func (r *room) next(step *engine.Step) {
+	if r.in != nil {
+		step.HiddenIn, r.in = r.in, nil
+	}
+}
+
+// done ends a use.
+func (r *room) done() {
+	if r.uses.Add(-1) == 0 {
+		r.free()
+	}
+}
+
+// Append implements tensorwire.Message.
+func (r *room) Append(b []byte, p *tensorwire.Parts) []byte {
+	r.uses.Add(1)
+	return r.StepResponse.Append(b, p)
 }
 
 // ShareRows implements border.Sharer. No step runs yet.

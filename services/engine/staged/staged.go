@@ -42,6 +42,8 @@ type Target struct {
 	stages []engine.Target
 	rows   engine.HiddenEncoding // between stages
 	turn   engine.Submitter      // of the first stage, see enter
+	// numbers of steps' rows, guarded by turn: they ascend in the order in which steps pass the stages.
+	numbers uint64
 
 	handles engine.HandleTable
 
@@ -68,6 +70,7 @@ type Target struct {
 	free         []*work
 	borrowed     int              // works that are not free
 	borders      []*border.Region // after each stage but the last, nil = rows are sent
+	direct       []bool           // after each stage but the last: it sends rows to the next one itself
 
 	// Changed while no call is on its way.
 	layouts   []engine.SnapshotLayout // of empty sequences, by stage; nil = not known yet
@@ -132,6 +135,7 @@ func open(ctx context.Context, stages []Stage, rows engine.HiddenEncoding, optio
 		return nil, err
 	}
 	t.share(ctx)
+	t.link(ctx)
 	for _, e := range t.stages {
 		if m, ok := e.(engine.Mortal); ok {
 			t.watchers.Go(func() {
@@ -171,13 +175,41 @@ func (t *Target) share(ctx context.Context) {
 		if k < len(t.borders) {
 			out = t.borders[k]
 		}
-		if s != nil && (in != nil || out != nil) {
-			_ = s.ShareRows(ctx, in, out) // its rows are sent then
+		if s == nil || in == nil && out == nil || s.ShareRows(ctx, in, out) != nil { // its rows are sent then
+			sharers[k] = nil
+		}
+	}
+	for k, b := range t.borders {
+		if b != nil && sharers[k] != nil && sharers[k+1] != nil {
+			t.info.Stages[k+1].Rows = engine.RowsInMemory
 		}
 	}
 	for _, b := range t.borders {
 		if b != nil {
 			b.Hide()
+		}
+	}
+}
+
+// link has stages on other hosts hand their rows to the next stage themselves, where they reach it. Before a stage
+// elsewhere stands this worker at the least, which sends the rows itself.
+func (t *Target) link(ctx context.Context) {
+	t.direct = make([]bool, len(t.stages)-1)
+	var links sync.WaitGroup
+	for k := range t.direct {
+		if t.info.Stages[k+1].Rows == engine.RowsInMemory {
+			continue
+		}
+		if f, ok := t.stages[k].(border.Forwarder); ok {
+			links.Go(func() { t.direct[k] = f.ForwardRows(ctx, t.stages[k+1]) == nil })
+		} else if _, elsewhere := t.stages[k+1].(border.Forwarder); elsewhere {
+			t.info.Stages[k+1].Rows = engine.RowsDirect
+		}
+	}
+	links.Wait()
+	for k, direct := range t.direct {
+		if direct {
+			t.info.Stages[k+1].Rows = engine.RowsDirect
 		}
 	}
 }
@@ -294,8 +326,14 @@ func (t *Target) describe(options engine.OpenOptions) (engine.Info, error) {
 	out.LayerLast = last.LayerLast
 	out.KVBytesPerToken, out.StateBytesPerSequence, out.Recurrent = 0, 0, false
 	var backends, devices []string
+	out.Stages = nil
 	for k, e := range t.stages {
 		i := e.Info()
+		stage := engine.Stage{Device: i.Device, First: i.LayerFirst, Last: i.LayerLast}
+		if k > 0 {
+			stage.Rows = engine.RowsByHead // share and link may find better ways
+		}
+		out.Stages = append(out.Stages, stage)
 		switch {
 		case i.Hidden != first.Hidden || i.Vocab != first.Vocab || i.Layers != first.Layers:
 			return out, rpcerr.InvalidArgument("model_path", "stage %d opened another model", k+1)
@@ -318,6 +356,9 @@ func (t *Target) describe(options engine.OpenOptions) (engine.Info, error) {
 		if i := e.Info(); i.PromptRows != out.PromptRows {
 			return out, rpcerr.InvalidArgument("device", "stage %d has another contract of prompts than others", k+1)
 		}
+	}
+	if len(t.stages) == 1 {
+		out.Stages = nil
 	}
 	out.Backend, out.Device = strings.Join(backends, "+"), strings.Join(devices, ", ")
 	out.Numerics = numerics(t.stages)
@@ -361,7 +402,7 @@ func (t *Target) Info() engine.Info {
 	t.infoMu.Lock()
 	defer t.infoMu.Unlock()
 	i := t.info
-	i.CaptureLayers = slices.Clone(i.CaptureLayers)
+	i.CaptureLayers, i.Stages = slices.Clone(i.CaptureLayers), slices.Clone(i.Stages)
 	return i
 }
 

@@ -19,7 +19,8 @@ type work struct {
 	kept     []stepcheck.Span // of each group, once its path is committed
 	err      error            // the step failed, in stage at
 	at       int
-	refused  bool // that stage says that it has not run
+	refused  bool   // that stage says that it has not run
+	number   uint64 // of its rows, where they go from stage to stage themselves
 
 	groups []engine.Group
 	rows   []engine.Row
@@ -72,6 +73,8 @@ func (t *Target) Step(ctx context.Context, step *engine.Step, result *engine.Ste
 		return err
 	}
 	w.features = t.featuresOf(step, w.checked)
+	t.numbers++
+	w.number = t.numbers
 	nanos, err := t.run(ctx, w, 0, step, result)
 	if err != nil && engine.Refused(err) {
 		t.leave()
@@ -172,6 +175,12 @@ func (t *Target) run(ctx context.Context, w *work, k int, step *engine.Step, res
 	}
 	if k > 0 {
 		part.HiddenIn = w.stages[k-1].HiddenOut
+	}
+	if k > 0 && t.direct[k-1] && len(step.Rows) > 0 {
+		part.HiddenIn, part.RowsFrom = nil, w.number
+	}
+	if k < last && t.direct[k] && len(step.Rows) > 0 {
+		part.RowsTo = w.number
 	}
 	if k < last {
 		part.Masks, part.NMasks = nil, 0

@@ -17,6 +17,7 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/bounds"
 	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/border"
 	"github.com/tandem-inference/tandem/services/engine/host"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
@@ -35,7 +36,9 @@ type OpenConfig struct {
 	HeadID string
 	// HangLimit is how long the stage may be silent; as in host.HostConfig.
 	HangLimit time.Duration
-	Log       *zap.Logger
+	// NoMemory has hidden rows sent even where the stage is on this host.
+	NoMemory bool
+	Log      *zap.Logger
 }
 
 // Open returns what opens the stage's engine. It waits for a stage that cannot be reached, until its context ends;
@@ -56,8 +59,9 @@ type target struct {
 	cfg    *OpenConfig
 	client tandemv1.StageServiceClient
 
-	hidden int  // values of a row
-	last   bool // it has the head
+	name   string // in the stage's certificate, as who
+	hidden int    // values of a row
+	last   bool   // it has the head
 
 	hangUp func() // closes the connection
 	stop   context.CancelFunc
@@ -149,6 +153,7 @@ func (t *target) hold(ctx context.Context) (tandemv1.StageService_HoldClient, er
 	if err := bounds.Check(m); err != nil {
 		return nil, rpcerr.ProtocolMismatch.With("describes itself with %v", err)
 	}
+	t.name, _ = who(stream.Context())
 	return stream, t.cfg.Want.differs(m)
 }
 
@@ -188,6 +193,14 @@ func (t *target) Kill(cause error) {
 	t.hangUp() // calls that wait for an answer end
 }
 
+// ShareRows implements border.Sharer, for a stage on this host.
+func (t *target) ShareRows(ctx context.Context, in, out *border.Region) error {
+	if t.cfg.NoMemory {
+		return errors.ErrUnsupported
+	}
+	return t.RemoteTarget.ShareRows(ctx, in, out)
+}
+
 // Step implements engine.Target. An answer of the wrong size loses the engine: others build on it.
 func (t *target) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
 	if err := t.RemoteTarget.Step(ctx, step, result); err != nil {
@@ -202,7 +215,11 @@ func (t *target) Step(ctx context.Context, step *engine.Step, result *engine.Ste
 
 // checkStep compares the sizes of what other stages read.
 func (t *target) checkStep(step *engine.Step, result *engine.StepResult) error {
-	if want := len(step.Rows) * t.hidden * step.Hidden.Bytes(); !t.last && len(result.HiddenOut) != want {
+	want := len(step.Rows) * t.hidden * step.Hidden.Bytes()
+	if step.RowsTo != 0 { // the next stage compares
+		want = 0
+	}
+	if !t.last && len(result.HiddenOut) != want {
 		return fmt.Errorf("%d bytes of hidden rows instead of %d", len(result.HiddenOut), want)
 	}
 	rows := 0
@@ -217,7 +234,8 @@ func (t *target) checkStep(step *engine.Step, result *engine.StepResult) error {
 	if rows == 0 {
 		return nil
 	}
-	want, info := 0, t.Info()
+	info := t.Info()
+	want = 0
 	switch step.Features {
 	case engine.FeatureRawF32:
 		want = 4 * rows * info.FeatureRaw

@@ -19,8 +19,8 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/bounds"
 	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/border"
 	"github.com/tandem-inference/tandem/services/engine/host"
-	"github.com/tandem-inference/tandem/services/procwatch"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/transfer"
@@ -34,6 +34,8 @@ type ServerConfig struct {
 	Options engine.OpenOptions
 	// Dir keeps files that heads hand over.
 	Dir string
+	// Dial makes a connection to another stage; nil = hidden rows go to the head only.
+	Dial func(address string) (*grpc.ClientConn, error)
 	// HangLimit is how long a head may be silent; as in host.HostConfig.
 	HangLimit time.Duration
 	Log       *zap.Logger
@@ -137,9 +139,21 @@ type session struct {
 	cancel  context.CancelCauseFunc
 	ended   chan struct{} // closed when its engine is
 
-	opening  sync.Mutex // held while an engine opens; guards engine
+	opening  sync.Mutex // held while an engine opens; guards the fields below, but for watchers
 	engine   engine.Target
+	in       *incoming // nil = the engine gets no hidden rows
+	out      *pool     // nil = it makes none
+	link     *outgoing // nil = they go to the head
+	roomy    bool      // in and out are what they are to be
 	watchers sync.WaitGroup
+}
+
+// inPool is memory for the hidden rows that the engine gets.
+func (x *session) inPool() *pool {
+	if x.in == nil {
+		return nil
+	}
+	return x.in.pool
 }
 
 // errGivesWay ends a session whose head has another connection.
@@ -148,10 +162,7 @@ var errGivesWay = rpcerr.EngineLost.With("the head has another connection")
 // take makes a connection the holder of the stage. An earlier connection of the same head gives way at once; another
 // head's has the time in which its loss would be noticed.
 func (s *Server) take(ctx context.Context, head string) (*session, error) {
-	patience := s.cfg.HangLimit
-	if patience <= 0 {
-		patience = procwatch.DefaultLimit
-	}
+	patience := s.patience()
 	late := time.NewTimer(patience + patience/2)
 	defer late.Stop()
 	for {
@@ -195,6 +206,10 @@ func (x *session) end(cause error) {
 		}
 	}
 	x.watchers.Wait()
+	_ = x.engines.Shutdown() // the engine is closed: this unmaps what the head shares
+	x.in.close()
+	x.inPool().close()
+	x.out.close()
 	x.s.mu.Lock()
 	x.s.holder = nil
 	x.s.mu.Unlock()
@@ -308,7 +323,39 @@ func (x *session) OpenTarget(ctx context.Context, o engine.OpenOptions, p engine
 			x.cancel(m.Err())
 		})
 	}
-	return &served{e, x.s}, nil
+	return &served{e, x, e.Info().Hidden}, nil
+}
+
+// makeRoom makes memory for the hidden rows that the engine gets and makes, where in and out of the head are not to be
+// it, and lets the engine see all that. The first call counts, which holds opening.
+func (x *session) makeRoom(ctx context.Context, in, out *border.Region) {
+	if x.roomy || x.engine == nil {
+		return
+	}
+	x.roomy = true
+	i := x.engine.Info()
+	sharer, shares := x.engine.(border.Sharer)
+	room := engine.HiddenF32.Bytes() * i.MaxBatchRows * i.Hidden
+	var own []*border.Region
+	if i.LayerFirst > 0 {
+		p := newPool(room, shares && in == nil)
+		x.in = newIncoming(p, lateFactor*x.s.patience())
+		if p.region != nil {
+			in, own = p.region, append(own, p.region)
+		}
+	}
+	if i.LayerLast < i.Layers {
+		x.out = newPool(room, shares && out == nil)
+		if r := x.out.region; r != nil {
+			out, own = r, append(own, r)
+		}
+	}
+	if shares && (in != nil || out != nil) {
+		_ = sharer.ShareRows(ctx, in, out) // without: rows are sent to the engine
+	}
+	for _, r := range own {
+		r.Hide()
+	}
 }
 
 // OpenDraft implements engine.Opener, as does OpenScorer: a stage is of a target.
@@ -321,15 +368,9 @@ func (x *session) OpenScorer(context.Context, engine.OpenOptions, engine.Progres
 	return nil, rpcerr.InvalidArgument("role", "a stage runs targets only")
 }
 
-// served is an engine whose files are named by digest.
-type served struct {
-	engine.Target
-	s *Server
-}
-
 // LoadFuse loads a file that PutFuse has brought. NOT_FOUND: it has not.
 func (e *served) LoadFuse(ctx context.Context, digest string) error {
-	path, err := e.s.fusePath(digest)
+	path, err := e.x.s.fusePath(digest)
 	if err != nil {
 		return err
 	}

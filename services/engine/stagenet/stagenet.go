@@ -39,6 +39,14 @@ func (d *Description) toProto() *tandemv1.HoldResponse {
 	}
 }
 
+// described is toProto's reverse.
+func described(m *tandemv1.HoldResponse) Description {
+	return Description{
+		Version: m.GetVersion(), Stage: int(m.GetStage()), Stages: int(m.GetStages()), Layers: int(m.GetNLayers()),
+		First: int(m.GetLayerFirst()), Last: int(m.GetLayerLast()), Digest: m.GetLayersDigest(),
+	}
+}
+
 const engineVersion = int32(host.EngineVersion)
 
 // differs says why a stage that describes itself as m is not the one that the head wants.

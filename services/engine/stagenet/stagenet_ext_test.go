@@ -47,9 +47,10 @@ type stage struct {
 }
 
 // serve starts a stage of fakes.
-func serve(t testing.TB, d stagenet.Description, opener engine.Opener, limit time.Duration) *stage {
+func serve(t testing.TB, d stagenet.Description, opener engine.Opener, limit time.Duration,
+	with ...func(*stagenet.ServerConfig)) *stage {
 	s := &stage{lis: bufconn.Listen(1 << 16)}
-	s.Server = stagenet.NewServer(stagenet.ServerConfig{
+	cfg := stagenet.ServerConfig{
 		Description: d, Dir: t.TempDir(), HangLimit: limit, Log: zap.NewNop(),
 		Options: engine.OpenOptions{ModelPath: "target", Threads: 7},
 		Open: func(ctx context.Context, o engine.OpenOptions, p engine.Progress) (engine.Target, error) {
@@ -70,7 +71,11 @@ func serve(t testing.TB, d stagenet.Description, opener engine.Opener, limit tim
 			}
 			return e, nil
 		},
-	})
+	}
+	for _, change := range with {
+		change(&cfg)
+	}
+	s.Server = stagenet.NewServer(cfg)
 	options := append(tensorwire.ServerOptions(), rpcerr.ServerOptions(nil)...)
 	g := grpc.NewServer(append(append(options, grpc.WaitForHandlers(true)), stagenet.Options(64<<20)...)...)
 	s.Register(g)

@@ -64,6 +64,8 @@ var stepRequestNames = tensorwire.Names{Message: "tandem.engine.v1.StepRequest",
 	10: "shared_in_bytes",
 	11: "shared_out",
 	12: "shared_out_bytes",
+	13: "rows_from",
+	14: "rows_to",
 	15: "payload",
 }}
 
@@ -88,6 +90,8 @@ func appendStepRequest(b []byte, p *tensorwire.Parts, m *StepRequest) []byte {
 	b = tensorwire.AppendUint(b, 10, uint64(m.SharedIn.Bytes))
 	b = tensorwire.AppendUint(b, 11, uint64(m.SharedOut.At))
 	b = tensorwire.AppendUint(b, 12, uint64(m.SharedOut.Bytes))
+	b = tensorwire.AppendUint(b, 13, uint64(m.Step.RowsFrom))
+	b = tensorwire.AppendUint(b, 14, uint64(m.Step.RowsTo))
 	if n := p.Len(); n > 0 {
 		b = tensorwire.AppendLength(b, 15, n)
 	}
@@ -107,6 +111,8 @@ func readStepRequest(r *tensorwire.Reader, m *StepRequest) {
 	m.SharedIn.Bytes = 0
 	m.SharedOut.At = 0
 	m.SharedOut.Bytes = 0
+	m.Step.RowsFrom = 0
+	m.Step.RowsTo = 0
 	for tag := r.Next(); tag != 0; tag = r.Next() {
 		switch tag {
 		case 1<<3 | tensorwire.Varint:
@@ -141,6 +147,10 @@ func readStepRequest(r *tensorwire.Reader, m *StepRequest) {
 			tensorwire.Set(&m.SharedOut.At, r.Uvarint())
 		case 12<<3 | tensorwire.Varint:
 			tensorwire.Set(&m.SharedOut.Bytes, r.Uvarint())
+		case 13<<3 | tensorwire.Varint:
+			tensorwire.Set(&m.Step.RowsFrom, r.Uvarint())
+		case 14<<3 | tensorwire.Varint:
+			tensorwire.Set(&m.Step.RowsTo, r.Uvarint())
 		case 15<<3 | tensorwire.Bytes:
 			r.Payload()
 		default:

@@ -99,10 +99,11 @@ func kinds() map[string]kind {
 // randomStepRequest returns the same message twice.
 func randomStepRequest(r *rand.Rand) (tensorwire.Message, proto.Message) {
 	s := &engine.Step{NMasks: r.IntN(3), Features: engine.FeatureEncoding(r.IntN(5)),
-		Masks: words(r, r.IntN(3)*400), HiddenIn: someBytes(r, r.IntN(3)*500), Hidden: engine.HiddenEncoding(r.IntN(4)) - 1}
+		Masks: words(r, r.IntN(3)*400), HiddenIn: someBytes(r, r.IntN(3)*500), Hidden: engine.HiddenEncoding(r.IntN(4)) - 1,
+		RowsFrom: r.Uint64() >> r.IntN(64), RowsTo: r.Uint64() >> r.IntN(64)}
 	m := &StepRequest{Request{r.Uint64()}, s, Shared{r.Uint64(), r.Uint64()}, Shared{r.Uint64(), r.Uint64()}}
 	p := &enginev1.StepRequest{Id: m.ID, NMasks: int32(s.NMasks), Features: s.Features,
-		SharedIn: m.SharedIn.At, SharedInBytes: m.SharedIn.Bytes,
+		SharedIn: m.SharedIn.At, SharedInBytes: m.SharedIn.Bytes, RowsFrom: s.RowsFrom, RowsTo: s.RowsTo,
 		SharedOut: m.SharedOut.At, SharedOutBytes: m.SharedOut.Bytes,
 		MaskWords: uint32(len(s.Masks)), HiddenBytes: uint32(len(s.HiddenIn)), Hidden: enginev1.HiddenEncoding(s.Hidden + 1)}
 	for range r.IntN(3) {

@@ -162,7 +162,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	log, file := opened.Log, opened.File
 	defer file.Close()
 	if c.Stage != "" {
-		return c.serveStage(ctx, file, log)
+		return c.serveStage(ctx, opened)
 	}
 	registration, err := opened.Registration(ctx)
 	if err != nil {

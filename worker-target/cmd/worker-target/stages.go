@@ -26,6 +26,7 @@ type StageFlags struct {
 	TargetStages     []string `help:"Workers on other hosts that have the layers after those of --target-devices (without it: of one device), in the order of the layers: each runs worker-target --stage K/N." placeholder:"ADDR,…"`
 	TargetLayerSplit string   `help:"Layers of each of --target-devices and --target-stages, such as 40,24; auto = as many for each." default:"auto" placeholder:"N,…"`
 	StageRowType     string   `help:"Type of the rows that stages hand each other: f32, or bf16, which is half the bytes between hosts, and other texts." enum:"f32,bf16" default:"f32"`
+	StageTransport   string   `help:"Way of hidden rows between stages: auto (memory that both see where they are on one host, else straight from stage to stage) or grpc, which takes no memory between workers." enum:"auto,grpc" default:"auto"`
 	Stage            string   `help:"Serve stage K of N of a target, at --listen, for the worker that names it in --target-stages." placeholder:"K/N"`
 }
 
@@ -87,8 +88,8 @@ func (s *StageFlags) open(ctx context.Context, f *workernode.Flags, opened *work
 			return nil, err
 		}
 		stages = append(stages, staged.Stage{Device: address, Layers: p.layers(), Open: stagenet.Open(stagenet.OpenConfig{
-			Address: address, Dial: dialStage(opened), Want: d, HeadID: head, HangLimit: f.HangLimit(),
-			Log: log.With(zap.Int("stage", d.Stage)),
+			Address: address, Dial: s.dial(opened), Want: d, HeadID: head, HangLimit: f.HangLimit(),
+			NoMemory: s.StageTransport == workernode.TransportGRPC, Log: log.With(zap.Int("stage", d.Stage)),
 		})})
 	}
 	return staged.Open(stages, rowTypes[s.StageRowType]), nil
@@ -96,11 +97,13 @@ func (s *StageFlags) open(ctx context.Context, f *workernode.Flags, opened *work
 
 var rowTypes = map[string]engine.HiddenEncoding{"f32": engine.HiddenF32, "bf16": engine.HiddenBF16}
 
-func dialStage(opened *workernode.Opened) func(address string) (*grpc.ClientConn, error) {
-	creds := grpc.WithTransportCredentials(opened.Credentials(identity.Target))
-	return func(address string) (*grpc.ClientConn, error) {
-		return workernode.Dial(address, creds, host.LoopDialOption())
+// dial returns what connects to a stage.
+func (s *StageFlags) dial(opened *workernode.Opened) func(address string) (*grpc.ClientConn, error) {
+	options := []grpc.DialOption{grpc.WithTransportCredentials(opened.Credentials(identity.Target))}
+	if s.StageTransport != workernode.TransportGRPC {
+		options = append(options, host.LoopDialOption())
 	}
+	return func(address string) (*grpc.ClientConn, error) { return workernode.Dial(address, options...) }
 }
 
 // place is a stage's among the layers of a model file.
@@ -143,7 +146,8 @@ func (p *place) describe(ctx context.Context) (stagenet.Description, error) {
 const stageGrace = 5 * time.Second
 
 // serveStage serves a stage until the process is told to end.
-func (c *serveCmd) serveStage(ctx context.Context, file *gguf.File, log *zap.Logger) error {
+func (c *serveCmd) serveStage(ctx context.Context, opened *workernode.Opened) error {
+	file, log := opened.File, opened.Log
 	stage, stages, err := workernode.ParseStage(c.Stage)
 	if err != nil {
 		return err
@@ -166,7 +170,7 @@ func (c *serveCmd) serveStage(ctx context.Context, file *gguf.File, log *zap.Log
 	}
 	w := stageWorker{stagenet.NewServer(stagenet.ServerConfig{
 		Description: d, Open: host.OpenTarget, Options: c.OpenOptions(), Dir: cache, HangLimit: c.HangLimit(),
-		Log: log.Named("stage"),
+		Dial: c.dial(opened), Log: log.Named("stage"),
 	})}
 	log.Info("serving a stage", zap.String("stage", c.Stage), zap.Int("layer_first", d.First),
 		zap.Int("layers", d.Last-d.First))

@@ -3701,6 +3701,10 @@ type StepRequest struct {
 	// Where hidden_out is to lie, and the room there; 0 = in the payload of the answer.
 	SharedOut      uint64 `protobuf:"varint,11,opt,name=shared_out,json=sharedOut,proto3" json:"shared_out,omitempty"`
 	SharedOutBytes uint64 `protobuf:"varint,12,opt,name=shared_out_bytes,json=sharedOutBytes,proto3" json:"shared_out_bytes,omitempty"`
+	// Number under which hidden_in comes straight from the stage before, and hidden_out goes straight to the next one; 0 =
+	// they come and go with these messages. For stages that tandem.v1.StageService has linked, INVALID_ARGUMENT elsewhere.
+	RowsFrom uint64 `protobuf:"varint,13,opt,name=rows_from,json=rowsFrom,proto3" json:"rows_from,omitempty"`
+	RowsTo   uint64 `protobuf:"varint,14,opt,name=rows_to,json=rowsTo,proto3" json:"rows_to,omitempty"`
 	// Masks [n_masks, ceil(vocab / 32)], then hidden_in [rows, hidden]. Little-endian.
 	Payload       []byte `protobuf:"bytes,15,opt,name=payload,proto3" json:"payload,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -3817,6 +3821,20 @@ func (x *StepRequest) GetSharedOut() uint64 {
 func (x *StepRequest) GetSharedOutBytes() uint64 {
 	if x != nil {
 		return x.SharedOutBytes
+	}
+	return 0
+}
+
+func (x *StepRequest) GetRowsFrom() uint64 {
+	if x != nil {
+		return x.RowsFrom
+	}
+	return 0
+}
+
+func (x *StepRequest) GetRowsTo() uint64 {
+	if x != nil {
+		return x.RowsTo
 	}
 	return 0
 }
@@ -4901,7 +4919,7 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\bin_bytes\x18\x02 \x01(\x04R\ainBytes\x12\x19\n" +
 	"\bout_name\x18\x03 \x01(\tR\aoutName\x12\x1b\n" +
 	"\tout_bytes\x18\x04 \x01(\x04R\boutBytes\"\x13\n" +
-	"\x11ShareRowsResponse\"\xd9\x05\n" +
+	"\x11ShareRowsResponse\"\xb3\x06\n" +
 	"\vStepRequest\x12\x16\n" +
 	"\x02id\x18\x01 \x01(\x04B\x06\x92\xe7\x18\x02IDR\x02id\x128\n" +
 	"\x04rows\x18\x02 \x03(\v2\x15.tandem.engine.v1.RowB\r\x92\xe7\x18\tStep.RowsR\x04rows\x12@\n" +
@@ -4918,7 +4936,9 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	" \x01(\x04B\x12\x92\xe7\x18\x0eSharedIn.BytesR\rsharedInBytes\x12/\n" +
 	"\n" +
 	"shared_out\x18\v \x01(\x04B\x10\x92\xe7\x18\fSharedOut.AtR\tsharedOut\x12=\n" +
-	"\x10shared_out_bytes\x18\f \x01(\x04B\x13\x92\xe7\x18\x0fSharedOut.BytesR\x0esharedOutBytes\x12\x1e\n" +
+	"\x10shared_out_bytes\x18\f \x01(\x04B\x13\x92\xe7\x18\x0fSharedOut.BytesR\x0esharedOutBytes\x12.\n" +
+	"\trows_from\x18\r \x01(\x04B\x11\x92\xe7\x18\rStep.RowsFromR\browsFrom\x12(\n" +
+	"\arows_to\x18\x0e \x01(\x04B\x0f\x92\xe7\x18\vStep.RowsToR\x06rowsTo\x12\x1e\n" +
 	"\apayload\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\apayload:\x13\x88\xe7\x18\x01\x92\xe7\x18\vStepRequest\"\xd2\x03\n" +
 	"\x05Group\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x05R\bsequence\x12\x12\n" +
