@@ -288,6 +288,11 @@ var Fields = map[protoreflect.FullName]Rule{
 	"tandem.v1.PutFuseRequest.total_bytes":  by("services/transfer Receive"),
 	"tandem.v1.PutFuseRequest.chunk":        by("services/transfer Receive"),
 
+	"tandem.v1.GetHostResponse.host":     by("gateway/internal/placement ParseHost"),
+	"tandem.v1.EchoRequest.answer_bytes": by("gateway/internal/probe Server.Echo"),
+	"tandem.v1.EchoRequest.payload":      {Any: "only its length counts; the server bounds messages"},
+	"tandem.v1.EchoResponse.payload":     by("gateway/internal/probe exchange: must be as long as asked for"),
+
 	"tandem.v1.ReadAheadRequest.request_id":    by("made or checked by the gateway; for logs"),
 	"tandem.v1.ReadAheadRequest.prompt_tokens": by("worker-target/internal/server checkAhead"),
 	"tandem.v1.ReadAheadRequest.isolation":     by("worker-target/internal/server checkAhead"),
