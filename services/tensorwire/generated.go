@@ -30,6 +30,8 @@ func appendGenerated(b []byte, p *Parts, m any) (header []byte, known bool) {
 		return appendSpeculateRequest(b, p, m), true
 	case *tandemv1.SpeculateResponse:
 		return appendSpeculateResponse(b, m), true
+	case *tandemv1.FetchBlocksResponse:
+		return appendFetchBlocksResponse(b, p, m), true
 	case *tandemv1.EchoRequest:
 		return appendEchoRequest(b, p, m), true
 	case *tandemv1.EchoResponse:
@@ -63,6 +65,8 @@ func readGenerated(r *Reader, m any) (known bool) {
 		readSpeculateRequest(r, m)
 	case *tandemv1.SpeculateResponse:
 		readSpeculateResponse(r, m)
+	case *tandemv1.FetchBlocksResponse:
+		readFetchBlocksResponse(r, m)
 	case *tandemv1.EchoRequest:
 		readEchoRequest(r, m)
 	case *tandemv1.EchoResponse:
@@ -545,6 +549,36 @@ func readSpeculateResponse(r *Reader, m *tandemv1.SpeculateResponse) {
 		}
 	}
 	r.Finish(&speculateResponseNames)
+}
+
+var fetchBlocksResponseNames = Names{Message: "tandem.v1.FetchBlocksResponse", Fields: []string{
+	1:  "block",
+	15: "chunk",
+}}
+
+func appendFetchBlocksResponse(b []byte, p *Parts, m *tandemv1.FetchBlocksResponse) []byte {
+	b = AppendInt(b, 1, m.Block)
+	p.Add(m.Chunk)
+	if n := p.Len(); n > 0 {
+		b = AppendLength(b, 15, n)
+	}
+	return b
+}
+
+func readFetchBlocksResponse(r *Reader, m *tandemv1.FetchBlocksResponse) {
+	m.Block = 0
+	m.Chunk = m.Chunk[:0]
+	for tag := r.Next(); tag != 0; tag = r.Next() {
+		switch tag {
+		case 1<<3 | Varint:
+			m.Block = r.Int32()
+		case 15<<3 | Bytes:
+			m.Chunk = r.Append(m.Chunk)
+		default:
+			r.Other(tag, &fetchBlocksResponseNames)
+		}
+	}
+	r.Finish(&fetchBlocksResponseNames)
 }
 
 var echoRequestNames = Names{Message: "tandem.v1.EchoRequest", Fields: []string{

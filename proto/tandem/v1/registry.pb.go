@@ -21,6 +21,157 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type ListTargetsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTargetsRequest) Reset() {
+	*x = ListTargetsRequest{}
+	mi := &file_tandem_v1_registry_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTargetsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTargetsRequest) ProtoMessage() {}
+
+func (x *ListTargetsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_registry_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTargetsRequest.ProtoReflect.Descriptor instead.
+func (*ListTargetsRequest) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{0}
+}
+
+type ListTargetsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Targets       []*TargetEntry         `protobuf:"bytes,1,rep,name=targets,proto3" json:"targets,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTargetsResponse) Reset() {
+	*x = ListTargetsResponse{}
+	mi := &file_tandem_v1_registry_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTargetsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTargetsResponse) ProtoMessage() {}
+
+func (x *ListTargetsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_registry_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTargetsResponse.ProtoReflect.Descriptor instead.
+func (*ListTargetsResponse) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ListTargetsResponse) GetTargets() []*TargetEntry {
+	if x != nil {
+		return x.Targets
+	}
+	return nil
+}
+
+// TargetEntry is a target that is not draining.
+type TargetEntry struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	WorkerId string                 `protobuf:"bytes,1,opt,name=worker_id,json=workerId,proto3" json:"worker_id,omitempty"`
+	// As Registration.address.
+	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	// Content digest of its model, hex, and the model's name, which is empty until its engine is open.
+	ModelDigest   string `protobuf:"bytes,3,opt,name=model_digest,json=modelDigest,proto3" json:"model_digest,omitempty"`
+	ModelName     string `protobuf:"bytes,4,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TargetEntry) Reset() {
+	*x = TargetEntry{}
+	mi := &file_tandem_v1_registry_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TargetEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TargetEntry) ProtoMessage() {}
+
+func (x *TargetEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_registry_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TargetEntry.ProtoReflect.Descriptor instead.
+func (*TargetEntry) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *TargetEntry) GetWorkerId() string {
+	if x != nil {
+		return x.WorkerId
+	}
+	return ""
+}
+
+func (x *TargetEntry) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *TargetEntry) GetModelDigest() string {
+	if x != nil {
+		return x.ModelDigest
+	}
+	return ""
+}
+
+func (x *TargetEntry) GetModelName() string {
+	if x != nil {
+		return x.ModelName
+	}
+	return ""
+}
+
 type JoinRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Message:
@@ -34,7 +185,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[0]
+	mi := &file_tandem_v1_registry_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -46,7 +197,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[0]
+	mi := &file_tandem_v1_registry_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -59,7 +210,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{0}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *JoinRequest) GetMessage() isJoinRequest_Message {
@@ -134,7 +285,7 @@ type Registration struct {
 
 func (x *Registration) Reset() {
 	*x = Registration{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[1]
+	mi := &file_tandem_v1_registry_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -146,7 +297,7 @@ func (x *Registration) String() string {
 func (*Registration) ProtoMessage() {}
 
 func (x *Registration) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[1]
+	mi := &file_tandem_v1_registry_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -159,7 +310,7 @@ func (x *Registration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Registration.ProtoReflect.Descriptor instead.
 func (*Registration) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{1}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Registration) GetWorkerId() string {
@@ -273,7 +424,7 @@ type ModelInfo struct {
 
 func (x *ModelInfo) Reset() {
 	*x = ModelInfo{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[2]
+	mi := &file_tandem_v1_registry_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -285,7 +436,7 @@ func (x *ModelInfo) String() string {
 func (*ModelInfo) ProtoMessage() {}
 
 func (x *ModelInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[2]
+	mi := &file_tandem_v1_registry_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -298,7 +449,7 @@ func (x *ModelInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelInfo.ProtoReflect.Descriptor instead.
 func (*ModelInfo) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{2}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ModelInfo) GetName() string {
@@ -408,7 +559,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[3]
+	mi := &file_tandem_v1_registry_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -420,7 +571,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[3]
+	mi := &file_tandem_v1_registry_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -433,7 +584,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{3}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Limits) GetLanes() int32 {
@@ -505,7 +656,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[4]
+	mi := &file_tandem_v1_registry_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -517,7 +668,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[4]
+	mi := &file_tandem_v1_registry_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -530,7 +681,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{4}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Heartbeat) GetState() string {
@@ -643,7 +794,7 @@ type RefusedDraft struct {
 
 func (x *RefusedDraft) Reset() {
 	*x = RefusedDraft{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[5]
+	mi := &file_tandem_v1_registry_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -655,7 +806,7 @@ func (x *RefusedDraft) String() string {
 func (*RefusedDraft) ProtoMessage() {}
 
 func (x *RefusedDraft) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[5]
+	mi := &file_tandem_v1_registry_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -668,7 +819,7 @@ func (x *RefusedDraft) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusedDraft.ProtoReflect.Descriptor instead.
 func (*RefusedDraft) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{5}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RefusedDraft) GetAddress() string {
@@ -700,7 +851,7 @@ type Prefixes struct {
 
 func (x *Prefixes) Reset() {
 	*x = Prefixes{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[6]
+	mi := &file_tandem_v1_registry_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -712,7 +863,7 @@ func (x *Prefixes) String() string {
 func (*Prefixes) ProtoMessage() {}
 
 func (x *Prefixes) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[6]
+	mi := &file_tandem_v1_registry_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -725,7 +876,7 @@ func (x *Prefixes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prefixes.ProtoReflect.Descriptor instead.
 func (*Prefixes) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{6}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Prefixes) GetVersion() uint64 {
@@ -762,7 +913,7 @@ type PrefixState struct {
 
 func (x *PrefixState) Reset() {
 	*x = PrefixState{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[7]
+	mi := &file_tandem_v1_registry_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -774,7 +925,7 @@ func (x *PrefixState) String() string {
 func (*PrefixState) ProtoMessage() {}
 
 func (x *PrefixState) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[7]
+	mi := &file_tandem_v1_registry_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -787,7 +938,7 @@ func (x *PrefixState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixState.ProtoReflect.Descriptor instead.
 func (*PrefixState) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{7}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PrefixState) GetDigest() uint64 {
@@ -843,7 +994,7 @@ type AutoSpeculation struct {
 
 func (x *AutoSpeculation) Reset() {
 	*x = AutoSpeculation{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[8]
+	mi := &file_tandem_v1_registry_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -855,7 +1006,7 @@ func (x *AutoSpeculation) String() string {
 func (*AutoSpeculation) ProtoMessage() {}
 
 func (x *AutoSpeculation) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[8]
+	mi := &file_tandem_v1_registry_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -868,7 +1019,7 @@ func (x *AutoSpeculation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AutoSpeculation.ProtoReflect.Descriptor instead.
 func (*AutoSpeculation) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{8}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *AutoSpeculation) GetSteps() []*StepTime {
@@ -972,7 +1123,7 @@ type StepTime struct {
 
 func (x *StepTime) Reset() {
 	*x = StepTime{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[9]
+	mi := &file_tandem_v1_registry_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -984,7 +1135,7 @@ func (x *StepTime) String() string {
 func (*StepTime) ProtoMessage() {}
 
 func (x *StepTime) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[9]
+	mi := &file_tandem_v1_registry_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -997,7 +1148,7 @@ func (x *StepTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepTime.ProtoReflect.Descriptor instead.
 func (*StepTime) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{9}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *StepTime) GetRows() int32 {
@@ -1023,7 +1174,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[10]
+	mi := &file_tandem_v1_registry_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1035,7 +1186,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[10]
+	mi := &file_tandem_v1_registry_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1048,7 +1199,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{10}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *JoinResponse) GetLease() *Lease {
@@ -1074,7 +1225,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[11]
+	mi := &file_tandem_v1_registry_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1086,7 +1237,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[11]
+	mi := &file_tandem_v1_registry_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1099,7 +1250,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{11}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Lease) GetLeaseTtlMs() int32 {
@@ -1149,7 +1300,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[12]
+	mi := &file_tandem_v1_registry_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1161,7 +1312,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[12]
+	mi := &file_tandem_v1_registry_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1174,7 +1325,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{12}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Peer) GetWorkerId() string {
@@ -1209,7 +1360,16 @@ var File_tandem_v1_registry_proto protoreflect.FileDescriptor
 
 const file_tandem_v1_registry_proto_rawDesc = "" +
 	"\n" +
-	"\x18tandem/v1/registry.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"\x8d\x01\n" +
+	"\x18tandem/v1/registry.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"\x14\n" +
+	"\x12ListTargetsRequest\"G\n" +
+	"\x13ListTargetsResponse\x120\n" +
+	"\atargets\x18\x01 \x03(\v2\x16.tandem.v1.TargetEntryR\atargets\"\x86\x01\n" +
+	"\vTargetEntry\x12\x1b\n" +
+	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12!\n" +
+	"\fmodel_digest\x18\x03 \x01(\tR\vmodelDigest\x12\x1d\n" +
+	"\n" +
+	"model_name\x18\x04 \x01(\tR\tmodelName\"\x8d\x01\n" +
 	"\vJoinRequest\x12=\n" +
 	"\fregistration\x18\x01 \x01(\v2\x17.tandem.v1.RegistrationH\x00R\fregistration\x124\n" +
 	"\theartbeat\x18\x02 \x01(\v2\x14.tandem.v1.HeartbeatH\x00R\theartbeatB\t\n" +
@@ -1320,9 +1480,10 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12#\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x0f.tandem.v1.RoleR\x04role\x12\x18\n" +
 	"\aaddress\x18\x03 \x01(\tR\aaddress\x12*\n" +
-	"\x05model\x18\x04 \x01(\v2\x14.tandem.v1.ModelInfoR\x05model2N\n" +
+	"\x05model\x18\x04 \x01(\v2\x14.tandem.v1.ModelInfoR\x05model2\x9c\x01\n" +
 	"\x0fRegistryService\x12;\n" +
-	"\x04Join\x12\x16.tandem.v1.JoinRequest\x1a\x17.tandem.v1.JoinResponse(\x010\x01B\xa0\x01\n" +
+	"\x04Join\x12\x16.tandem.v1.JoinRequest\x1a\x17.tandem.v1.JoinResponse(\x010\x01\x12L\n" +
+	"\vListTargets\x12\x1d.tandem.v1.ListTargetsRequest\x1a\x1e.tandem.v1.ListTargetsResponseB\xa0\x01\n" +
 	"\rcom.tandem.v1B\rRegistryProtoP\x01Z;github.com/tandem-inference/tandem/proto/tandem/v1;tandemv1\xa2\x02\x03TXX\xaa\x02\tTandem.V1\xca\x02\tTandem\\V1\xe2\x02\x15Tandem\\V1\\GPBMetadata\xea\x02\n" +
 	"Tandem::V1b\x06proto3"
 
@@ -1338,51 +1499,57 @@ func file_tandem_v1_registry_proto_rawDescGZIP() []byte {
 	return file_tandem_v1_registry_proto_rawDescData
 }
 
-var file_tandem_v1_registry_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_tandem_v1_registry_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_tandem_v1_registry_proto_goTypes = []any{
-	(*JoinRequest)(nil),     // 0: tandem.v1.JoinRequest
-	(*Registration)(nil),    // 1: tandem.v1.Registration
-	(*ModelInfo)(nil),       // 2: tandem.v1.ModelInfo
-	(*Limits)(nil),          // 3: tandem.v1.Limits
-	(*Heartbeat)(nil),       // 4: tandem.v1.Heartbeat
-	(*RefusedDraft)(nil),    // 5: tandem.v1.RefusedDraft
-	(*Prefixes)(nil),        // 6: tandem.v1.Prefixes
-	(*PrefixState)(nil),     // 7: tandem.v1.PrefixState
-	(*AutoSpeculation)(nil), // 8: tandem.v1.AutoSpeculation
-	(*StepTime)(nil),        // 9: tandem.v1.StepTime
-	(*JoinResponse)(nil),    // 10: tandem.v1.JoinResponse
-	(*Lease)(nil),           // 11: tandem.v1.Lease
-	(*Peer)(nil),            // 12: tandem.v1.Peer
-	nil,                     // 13: tandem.v1.Registration.SettingsEntry
-	nil,                     // 14: tandem.v1.Heartbeat.CountersEntry
-	(Role)(0),               // 15: tandem.v1.Role
+	(*ListTargetsRequest)(nil),  // 0: tandem.v1.ListTargetsRequest
+	(*ListTargetsResponse)(nil), // 1: tandem.v1.ListTargetsResponse
+	(*TargetEntry)(nil),         // 2: tandem.v1.TargetEntry
+	(*JoinRequest)(nil),         // 3: tandem.v1.JoinRequest
+	(*Registration)(nil),        // 4: tandem.v1.Registration
+	(*ModelInfo)(nil),           // 5: tandem.v1.ModelInfo
+	(*Limits)(nil),              // 6: tandem.v1.Limits
+	(*Heartbeat)(nil),           // 7: tandem.v1.Heartbeat
+	(*RefusedDraft)(nil),        // 8: tandem.v1.RefusedDraft
+	(*Prefixes)(nil),            // 9: tandem.v1.Prefixes
+	(*PrefixState)(nil),         // 10: tandem.v1.PrefixState
+	(*AutoSpeculation)(nil),     // 11: tandem.v1.AutoSpeculation
+	(*StepTime)(nil),            // 12: tandem.v1.StepTime
+	(*JoinResponse)(nil),        // 13: tandem.v1.JoinResponse
+	(*Lease)(nil),               // 14: tandem.v1.Lease
+	(*Peer)(nil),                // 15: tandem.v1.Peer
+	nil,                         // 16: tandem.v1.Registration.SettingsEntry
+	nil,                         // 17: tandem.v1.Heartbeat.CountersEntry
+	(Role)(0),                   // 18: tandem.v1.Role
 }
 var file_tandem_v1_registry_proto_depIdxs = []int32{
-	1,  // 0: tandem.v1.JoinRequest.registration:type_name -> tandem.v1.Registration
-	4,  // 1: tandem.v1.JoinRequest.heartbeat:type_name -> tandem.v1.Heartbeat
-	15, // 2: tandem.v1.Registration.role:type_name -> tandem.v1.Role
-	2,  // 3: tandem.v1.Registration.model:type_name -> tandem.v1.ModelInfo
-	3,  // 4: tandem.v1.Registration.limits:type_name -> tandem.v1.Limits
-	13, // 5: tandem.v1.Registration.settings:type_name -> tandem.v1.Registration.SettingsEntry
-	14, // 6: tandem.v1.Heartbeat.counters:type_name -> tandem.v1.Heartbeat.CountersEntry
-	8,  // 7: tandem.v1.Heartbeat.speculation:type_name -> tandem.v1.AutoSpeculation
-	6,  // 8: tandem.v1.Heartbeat.prefixes:type_name -> tandem.v1.Prefixes
-	5,  // 9: tandem.v1.Heartbeat.refused_drafts:type_name -> tandem.v1.RefusedDraft
-	7,  // 10: tandem.v1.Prefixes.states:type_name -> tandem.v1.PrefixState
-	9,  // 11: tandem.v1.AutoSpeculation.steps:type_name -> tandem.v1.StepTime
-	9,  // 12: tandem.v1.AutoSpeculation.prompts:type_name -> tandem.v1.StepTime
-	9,  // 13: tandem.v1.AutoSpeculation.prompts_beside:type_name -> tandem.v1.StepTime
-	11, // 14: tandem.v1.JoinResponse.lease:type_name -> tandem.v1.Lease
-	12, // 15: tandem.v1.Lease.peers:type_name -> tandem.v1.Peer
-	15, // 16: tandem.v1.Peer.role:type_name -> tandem.v1.Role
-	2,  // 17: tandem.v1.Peer.model:type_name -> tandem.v1.ModelInfo
-	0,  // 18: tandem.v1.RegistryService.Join:input_type -> tandem.v1.JoinRequest
-	10, // 19: tandem.v1.RegistryService.Join:output_type -> tandem.v1.JoinResponse
-	19, // [19:20] is the sub-list for method output_type
-	18, // [18:19] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	2,  // 0: tandem.v1.ListTargetsResponse.targets:type_name -> tandem.v1.TargetEntry
+	4,  // 1: tandem.v1.JoinRequest.registration:type_name -> tandem.v1.Registration
+	7,  // 2: tandem.v1.JoinRequest.heartbeat:type_name -> tandem.v1.Heartbeat
+	18, // 3: tandem.v1.Registration.role:type_name -> tandem.v1.Role
+	5,  // 4: tandem.v1.Registration.model:type_name -> tandem.v1.ModelInfo
+	6,  // 5: tandem.v1.Registration.limits:type_name -> tandem.v1.Limits
+	16, // 6: tandem.v1.Registration.settings:type_name -> tandem.v1.Registration.SettingsEntry
+	17, // 7: tandem.v1.Heartbeat.counters:type_name -> tandem.v1.Heartbeat.CountersEntry
+	11, // 8: tandem.v1.Heartbeat.speculation:type_name -> tandem.v1.AutoSpeculation
+	9,  // 9: tandem.v1.Heartbeat.prefixes:type_name -> tandem.v1.Prefixes
+	8,  // 10: tandem.v1.Heartbeat.refused_drafts:type_name -> tandem.v1.RefusedDraft
+	10, // 11: tandem.v1.Prefixes.states:type_name -> tandem.v1.PrefixState
+	12, // 12: tandem.v1.AutoSpeculation.steps:type_name -> tandem.v1.StepTime
+	12, // 13: tandem.v1.AutoSpeculation.prompts:type_name -> tandem.v1.StepTime
+	12, // 14: tandem.v1.AutoSpeculation.prompts_beside:type_name -> tandem.v1.StepTime
+	14, // 15: tandem.v1.JoinResponse.lease:type_name -> tandem.v1.Lease
+	15, // 16: tandem.v1.Lease.peers:type_name -> tandem.v1.Peer
+	18, // 17: tandem.v1.Peer.role:type_name -> tandem.v1.Role
+	5,  // 18: tandem.v1.Peer.model:type_name -> tandem.v1.ModelInfo
+	3,  // 19: tandem.v1.RegistryService.Join:input_type -> tandem.v1.JoinRequest
+	0,  // 20: tandem.v1.RegistryService.ListTargets:input_type -> tandem.v1.ListTargetsRequest
+	13, // 21: tandem.v1.RegistryService.Join:output_type -> tandem.v1.JoinResponse
+	1,  // 22: tandem.v1.RegistryService.ListTargets:output_type -> tandem.v1.ListTargetsResponse
+	21, // [21:23] is the sub-list for method output_type
+	19, // [19:21] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_tandem_v1_registry_proto_init() }
@@ -1391,7 +1558,7 @@ func file_tandem_v1_registry_proto_init() {
 		return
 	}
 	file_tandem_v1_common_proto_init()
-	file_tandem_v1_registry_proto_msgTypes[0].OneofWrappers = []any{
+	file_tandem_v1_registry_proto_msgTypes[3].OneofWrappers = []any{
 		(*JoinRequest_Registration)(nil),
 		(*JoinRequest_Heartbeat)(nil),
 	}
@@ -1401,7 +1568,7 @@ func file_tandem_v1_registry_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_v1_registry_proto_rawDesc), len(file_tandem_v1_registry_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-inference/tandem/services/gguf"
 	"github.com/tandem-inference/tandem/services/identity"
 	"github.com/tandem-inference/tandem/services/workernode"
+	"github.com/tandem-inference/tandem/worker-target/internal/modelcopy"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 )
@@ -27,6 +28,8 @@ type StageFlags struct {
 	TargetLayerSplit string   `help:"Layers of each of --target-devices and --target-stages, such as 40,24; auto = as many for each." default:"auto" placeholder:"N,…"`
 	StageRowType     string   `help:"Type of the rows that stages hand each other: f32, or bf16, which is half the bytes between hosts, and other texts." enum:"f32,bf16" default:"f32"`
 	Stage            string   `help:"Serve stage K of N of a target, at --listen, for the worker that names it in --target-stages." placeholder:"K/N"`
+
+	ModelFrom []string `help:"Targets that hand over the model, or the tensors of --stage, while the file of --model is missing: addresses, or auto = those that the gateway names. What was fetched stays there." placeholder:"ADDR,…"`
 }
 
 func (s *StageFlags) validate(f *workernode.Flags) error {
@@ -35,6 +38,9 @@ func (s *StageFlags) validate(f *workernode.Flags) error {
 			return err
 		}
 	}
+	if err := s.validateFrom(f); err != nil {
+		return err
+	}
 	if s.Stage == "" {
 		return workernode.CheckStages(s.TargetDevices, s.TargetStages, s.TargetLayerSplit, s.StageRowType)
 	}
@@ -42,7 +48,7 @@ func (s *StageFlags) validate(f *workernode.Flags) error {
 	switch {
 	case len(s.TargetDevices)+len(s.TargetStages) > 0:
 		return errors.New("--stage: a stage runs on --device, leave --target-devices and --target-stages to the first")
-	case f.Gateway != "" && f.JoinToken == "" && f.JoinTokenFile == "" && f.Certs == "":
+	case f.Gateway != "" && !s.auto() && f.JoinToken == "" && f.JoinTokenFile == "" && f.Certs == "":
 		return errors.New("--stage: a stage serves the worker that names it in --target-stages; --gateway only renews its " +
 			"certificate (--join-token, --certs)")
 	}
@@ -164,7 +170,7 @@ func (c *serveCmd) serveStage(ctx context.Context, file *gguf.File, log *zap.Log
 	if err != nil {
 		return err
 	}
-	w := stageWorker{stagenet.NewServer(stagenet.ServerConfig{
+	w := stageWorker{model: modelcopy.NewServer(file), Server: stagenet.NewServer(stagenet.ServerConfig{
 		Description: d, Open: host.OpenTarget, Options: c.OpenOptions(), Dir: cache, HangLimit: c.HangLimit(),
 		Log: log.Named("stage"),
 	})}
@@ -176,9 +182,15 @@ func (c *serveCmd) serveStage(ctx context.Context, file *gguf.File, log *zap.Log
 }
 
 // stageWorker is a stage as a node's role. No gateway leases it.
-type stageWorker struct{ *stagenet.Server }
+type stageWorker struct {
+	*stagenet.Server
+	model *modelcopy.Server
+}
 
-func (w stageWorker) Register(s *grpc.Server) { w.Server.Register(s) }
+func (w stageWorker) Register(s *grpc.Server) {
+	w.Server.Register(s)
+	tandemv1.RegisterModelServiceServer(s, w.model)
+}
 
 // Run implements workernode.Worker: a stage does nothing without its head.
 func (w stageWorker) Run(ctx context.Context) error {
