@@ -102,27 +102,37 @@ func (w *Writer) AddTensor(name string, typ Type, shape []int64, src io.Reader) 
 	return nil
 }
 
-// WriteTo writes the file. It reads every tensor source once, so it can be called once.
-func (w *Writer) WriteTo(dst io.Writer) (int64, error) {
-	head := append([]byte("GGUF"), 3, 0, 0, 0)
+// head is what comes before the tensors' data, which Writer places at the offsets that it sets, counted from there.
+// end is the size of that data.
+func (w *Writer) head() (head []byte, end int64, err error) {
+	head = append([]byte("GGUF"), 3, 0, 0, 0)
 	head = binary.LittleEndian.AppendUint64(head, uint64(len(w.tensors)))
 	head = binary.LittleEndian.AppendUint64(head, uint64(len(w.keys)))
 	head = append(head, w.kv...)
-	offset := int64(0)
-	for _, t := range w.tensors {
+	for i := range w.tensors {
+		t := &w.tensors[i]
+		t.Offset = end
 		head = appendString(head, t.Name)
 		head = binary.LittleEndian.AppendUint32(head, uint32(len(t.Shape)))
 		for _, ne := range t.Shape {
 			head = binary.LittleEndian.AppendUint64(head, uint64(ne))
 		}
 		head = binary.LittleEndian.AppendUint32(head, uint32(t.Type))
-		head = binary.LittleEndian.AppendUint64(head, uint64(offset))
-		if t.Bytes > math.MaxInt64-2*maxAlignment-offset {
-			return 0, invalid(t.Name, "file would be too large")
+		head = binary.LittleEndian.AppendUint64(head, uint64(end))
+		if t.Bytes > math.MaxInt64-2*maxAlignment-end {
+			return nil, 0, invalid(t.Name, "file would be too large")
 		}
-		offset = roundUp(offset+t.Bytes, w.alignment)
+		end = roundUp(end+t.Bytes, w.alignment)
 	}
-	head = append(head, make([]byte, roundUp(int64(len(head)), w.alignment)-int64(len(head)))...)
+	return append(head, make([]byte, roundUp(int64(len(head)), w.alignment)-int64(len(head)))...), end, nil
+}
+
+// WriteTo writes the file. It reads every tensor source once, so it can be called once.
+func (w *Writer) WriteTo(dst io.Writer) (int64, error) {
+	head, _, err := w.head()
+	if err != nil {
+		return 0, err
+	}
 	n, err := dst.Write(head)
 	total := int64(n)
 	if err != nil {

@@ -29,6 +29,8 @@ var rules = map[string][]string{
 	tandemv1.DraftService_ServiceDesc.ServiceName:       {Target},
 	tandemv1.PeerService_ServiceDesc.ServiceName:        {Target},
 	tandemv1.StageService_ServiceDesc.ServiceName:       {Target},
+	tandemv1.ModelService_ServiceDesc.ServiceName:       {Target},
+	tandemv1.ProbeService_ServiceDesc.ServiceName:       {Gateway, Target, Draft, Prefill},
 	// The engine of a stage.
 	enginev1.EngineService_ServiceDesc.ServiceName:   {Target},
 	enginev1.SequenceService_ServiceDesc.ServiceName: {Target},

@@ -411,6 +411,20 @@ func (s *Server) lease(e *entry, seq uint64) *tandemv1.JoinResponse {
 	return &tandemv1.JoinResponse{Lease: l}
 }
 
+// ListTargets implements tandemv1.RegistryServiceServer.
+func (s *Server) ListTargets(context.Context, *tandemv1.ListTargetsRequest) (*tandemv1.ListTargetsResponse, error) {
+	out := &tandemv1.ListTargetsResponse{}
+	for _, w := range s.Workers() {
+		r := w.Registration
+		if r.GetRole() != tandemv1.Role_ROLE_TARGET || w.State == StateLost || w.State == StateDraining {
+			continue
+		}
+		out.Targets = append(out.Targets, &tandemv1.TargetEntry{WorkerId: w.ID, Address: r.GetAddress(),
+			ModelDigest: r.GetModel().GetDigest(), ModelName: r.GetModel().GetName()})
+	}
+	return out, nil
+}
+
 // Workers returns all workers, lost ones included, ordered by role and id.
 func (s *Server) Workers() []Worker {
 	s.mu.Lock()

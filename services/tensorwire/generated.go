@@ -30,6 +30,12 @@ func appendGenerated(b []byte, p *Parts, m any) (header []byte, known bool) {
 		return appendSpeculateRequest(b, p, m), true
 	case *tandemv1.SpeculateResponse:
 		return appendSpeculateResponse(b, m), true
+	case *tandemv1.FetchBlocksResponse:
+		return appendFetchBlocksResponse(b, p, m), true
+	case *tandemv1.EchoRequest:
+		return appendEchoRequest(b, p, m), true
+	case *tandemv1.EchoResponse:
+		return appendEchoResponse(b, p, m), true
 	case *tandemv1.PutFuseRequest:
 		return appendPutFuseRequest(b, p, m), true
 	case *tandemv1.RowsRequest:
@@ -61,6 +67,12 @@ func readGenerated(r *Reader, m any) (known bool) {
 		readSpeculateRequest(r, m)
 	case *tandemv1.SpeculateResponse:
 		readSpeculateResponse(r, m)
+	case *tandemv1.FetchBlocksResponse:
+		readFetchBlocksResponse(r, m)
+	case *tandemv1.EchoRequest:
+		readEchoRequest(r, m)
+	case *tandemv1.EchoResponse:
+		readEchoResponse(r, m)
 	case *tandemv1.PutFuseRequest:
 		readPutFuseRequest(r, m)
 	case *tandemv1.RowsRequest:
@@ -541,6 +553,91 @@ func readSpeculateResponse(r *Reader, m *tandemv1.SpeculateResponse) {
 		}
 	}
 	r.Finish(&speculateResponseNames)
+}
+
+var fetchBlocksResponseNames = Names{Message: "tandem.v1.FetchBlocksResponse", Fields: []string{
+	1:  "block",
+	15: "chunk",
+}}
+
+func appendFetchBlocksResponse(b []byte, p *Parts, m *tandemv1.FetchBlocksResponse) []byte {
+	b = AppendInt(b, 1, m.Block)
+	p.Add(m.Chunk)
+	if n := p.Len(); n > 0 {
+		b = AppendLength(b, 15, n)
+	}
+	return b
+}
+
+func readFetchBlocksResponse(r *Reader, m *tandemv1.FetchBlocksResponse) {
+	m.Block = 0
+	m.Chunk = m.Chunk[:0]
+	for tag := r.Next(); tag != 0; tag = r.Next() {
+		switch tag {
+		case 1<<3 | Varint:
+			m.Block = r.Int32()
+		case 15<<3 | Bytes:
+			m.Chunk = r.Append(m.Chunk)
+		default:
+			r.Other(tag, &fetchBlocksResponseNames)
+		}
+	}
+	r.Finish(&fetchBlocksResponseNames)
+}
+
+var echoRequestNames = Names{Message: "tandem.v1.EchoRequest", Fields: []string{
+	1:  "answer_bytes",
+	15: "payload",
+}}
+
+func appendEchoRequest(b []byte, p *Parts, m *tandemv1.EchoRequest) []byte {
+	b = AppendInt(b, 1, m.AnswerBytes)
+	p.Add(m.Payload)
+	if n := p.Len(); n > 0 {
+		b = AppendLength(b, 15, n)
+	}
+	return b
+}
+
+func readEchoRequest(r *Reader, m *tandemv1.EchoRequest) {
+	m.AnswerBytes = 0
+	m.Payload = m.Payload[:0]
+	for tag := r.Next(); tag != 0; tag = r.Next() {
+		switch tag {
+		case 1<<3 | Varint:
+			m.AnswerBytes = r.Int64()
+		case 15<<3 | Bytes:
+			m.Payload = r.Append(m.Payload)
+		default:
+			r.Other(tag, &echoRequestNames)
+		}
+	}
+	r.Finish(&echoRequestNames)
+}
+
+var echoResponseNames = Names{Message: "tandem.v1.EchoResponse", Fields: []string{
+	15: "payload",
+}}
+
+func appendEchoResponse(b []byte, p *Parts, m *tandemv1.EchoResponse) []byte {
+	p.Add(m.Payload)
+	if n := p.Len(); n > 0 {
+		b = AppendLength(b, 15, n)
+	}
+	return b
+}
+
+func readEchoResponse(r *Reader, m *tandemv1.EchoResponse) {
+	m.Payload = m.Payload[:0]
+	for tag := r.Next(); tag != 0; tag = r.Next() {
+		switch tag {
+		case 15<<3 | Bytes:
+			m.Payload = r.Append(m.Payload)
+		default:
+			r.Other(tag, &echoResponseNames)
+		}
+	}
+	r.Finish(&echoResponseNames)
 }
 
 var putFuseRequestNames = Names{Message: "tandem.v1.PutFuseRequest", Fields: []string{

@@ -6,13 +6,16 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/alecthomas/kong"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/bounds"
 	"github.com/tandem-inference/tandem/services/config"
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/gguf"
+	"github.com/tandem-inference/tandem/services/identity"
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.opentelemetry.io/otel/metric"
@@ -71,23 +74,43 @@ type Opened struct {
 
 // Open makes the logger of a worker and opens its model's file. cacheDir is the worker's --cache-dir.
 func (f *Flags) Open(s Streams, role tandemv1.Role, cacheDir string) (*Opened, error) {
+	return f.OpenAfter(s, role, cacheDir, nil)
+}
+
+// OpenAfter is Open for a worker whose file may be missing: then fetch makes it. Its context ends with the parent that
+// --parent-pid names.
+func (f *Flags) OpenAfter(s Streams, role tandemv1.Role, cacheDir string,
+	fetch func(ctx context.Context, o *Opened) error) (*Opened, error) {
 	log, err := f.Logger(s)
 	if err != nil {
 		return nil, err
 	}
 	RememberDigests(cacheDir, log)
 	file, err := gguf.Open(f.Model)
-	if err != nil {
+	absent := fetch != nil && errors.Is(err, os.ErrNotExist)
+	if err != nil && !absent {
 		return nil, err
 	}
 	name := registry.RoleName(role)
 	id, err := f.join(context.Background(), name, log.Named("worker."+name))
 	if err != nil {
-		_ = file.Close()
+		if !absent {
+			_ = file.Close()
+		}
 		return nil, err
 	}
 	f.WorkerID = id // a name that was made up is the process's for good
 	log = log.Named("worker." + name).With(zap.String(telemetry.KeyWorker, id))
+	if absent {
+		if err := f.whileParentLives(func(ctx context.Context) error {
+			return fetch(ctx, &Opened{Log: log, flags: f, role: role, id: id})
+		}); err != nil {
+			return nil, err
+		}
+		if file, err = gguf.Open(f.Model); err != nil {
+			return nil, err
+		}
+	}
 	process := telemetry.Process{
 		Service: "tandem-worker-" + name, Version: config.Version(), Worker: id, Warn: telemetry.WarnTo(log),
 	}
@@ -96,6 +119,49 @@ func (f *Flags) Open(s Streams, role tandemv1.Role, cacheDir string) (*Opened, e
 		return nil, err
 	}
 	return &Opened{Log: log, File: file, flags: f, role: role, id: id}, nil
+}
+
+// whileParentLives runs do, whose context ends with the process that --parent-pid names.
+func (f *Flags) whileParentLives(do func(ctx context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	var watch sync.WaitGroup
+	defer watch.Wait()
+	defer cancel(nil)
+	if f.ParentPid > 0 {
+		watch.Go(func() {
+			if err := watchParent(ctx, f.ParentPid); err != nil {
+				cancel(err)
+			}
+		})
+	}
+	return do(ctx)
+}
+
+// Targets asks the gateways, one after the other until one answers, for the targets of their cluster. --gateway must be
+// set.
+func (o *Opened) Targets(ctx context.Context) (list []*tandemv1.TargetEntry, err error) {
+	for _, gateway := range o.flags.Gateway {
+		if list, err = o.targetsOf(ctx, gateway); err == nil || ctx.Err() != nil {
+			break
+		}
+	}
+	return list, err
+}
+
+func (o *Opened) targetsOf(ctx context.Context, gateway string) ([]*tandemv1.TargetEntry, error) {
+	conn, err := Dial(gateway, grpc.WithTransportCredentials(o.Credentials(identity.Gateway)))
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	m, err := tandemv1.NewRegistryServiceClient(conn).ListTargets(ctx, &tandemv1.ListTargetsRequest{})
+	if err != nil {
+		return nil, err
+	}
+	if err := bounds.Check(m); err != nil {
+		return nil, fmt.Errorf("%s: list of targets: %w", gateway, err)
+	}
+	return m.GetTargets(), nil
 }
 
 // openTelemetry opens what the flags ask for.

@@ -2,6 +2,8 @@ package e2e
 
 import (
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -170,5 +172,48 @@ func sameTexts(t *testing.T, whole, c *client.Client, every int) {
 	}
 	if drafted == 0 {
 		t.Error("no draft was accepted")
+	}
+}
+
+// TestStagesWithoutFiles: stages that have no model file get their tensors from the head, before it has an engine, and
+// the texts are those of one engine.
+func TestStagesWithoutFiles(t *testing.T) {
+	if device != "" {
+		t.Skip("one card is not two devices")
+	}
+	_, whole := demo(t, "--threads", "1")
+	needPrograms(t)
+	registry := freePorts(t, "127.0.0.1", 1)[0]
+	var addresses, files []string
+	for _, place := range []string{"2/3", "3/3"} {
+		file := filepath.Join(t.TempDir(), "stage.gguf")
+		stage, err := cluster.Stage(place, "--threads", "1", "--target-layer-split", "3,3,2", "--gateway", registry,
+			"--model-from", "auto", "--model", file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			stage.Close()
+			if t.Failed() {
+				t.Logf("log of stage %s:\n%s", place, stage.Log())
+			}
+		})
+		addresses, files = append(addresses, stage.Address()), append(files, file)
+	}
+	cl := start(t, "--demo", "--threads", "1", "--registry-listen", registry, "--target-stages",
+		strings.Join(addresses, ","), "--target-layer-split", "3,3,2")
+	sameTexts(t, whole, client.New(cl.HTTP), 20)
+	root, err := cluster.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := os.Stat(filepath.Join(root, "models", "tandem-tiny-target-q4_k_m.gguf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if info, err := os.Stat(file); err != nil || info.Size() > all.Size()*2/3 {
+			t.Errorf("the file of a stage has not only its tensors: %v, %v", info, err)
+		}
 	}
 }

@@ -331,8 +331,8 @@ var environments = []struct {
 	{"gateway", "tandem", "gateway",
 		[]string{"config", "host", "port", "grpc-port", "registry-listen", "model", "prefill-drafter", "seal-key-file",
 			"api-key-file", "tls-cert", "tls-key"}},
-	// Which worker is whose stage is said by the services, who reach nobody else.
-	{"target", "worker-target", "serve", []string{"stage", "target-stages"}},
+	// Which worker is whose stage is said by the services, who reach nobody else. Their models are mounted.
+	{"target", "worker-target", "serve", []string{"stage", "target-stages", "model-from"}},
 	{"draft", "worker-draft", "serve", []string{"tables"}},
 	{"prefill", "worker-prefill", "serve", nil},
 }

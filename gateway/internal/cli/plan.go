@@ -24,7 +24,7 @@ type PlanCmd struct {
 	Target     string         `arg:"" type:"path" help:"Target model: a GGUF file, the name of a pulled one, or a description (.json) of one that is not at hand."`
 	Draft      string         `type:"path" placeholder:"PATH" help:"DFlash draft of the target, or a description of one."`
 	Scorer     string         `type:"path" placeholder:"PATH" env:"-" help:"Scorer that compresses prompts, or a description of one."`
-	Rig        string         `type:"existingfile" placeholder:"FILE" env:"-" help:"Hosts, devices and links, as tandem probe --json writes them; default: this host is measured."`
+	Rig        string         `type:"existingfile" placeholder:"FILE" env:"-" help:"Hosts, devices and links, as tandem probe --out writes them; default: this host is measured."`
 	MaxCtx     config.Context `default:"auto" placeholder:"TOKENS" help:"Longest context that must fit, in tokens; auto = 32768, or the model's if that is shorter."`
 	Concurrent int64          `default:"1" env:"-" help:"Requests at a time."`
 	Prompt     int64          `default:"4096" env:"-" help:"Prompt tokens of the request for which layouts are compared."`

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -37,31 +38,51 @@ type ProbeCmd struct {
 	Out         string   `type:"path" placeholder:"FILE" env:"-" help:"Write the rig to this file, for tandem plan --rig; - for standard output."`
 	HostName    string   `placeholder:"NAME" env:"-" help:"Name of this host in the rig; default: the system's."`
 	HostAddress string   `placeholder:"HOST" env:"-" help:"Address at which other hosts of a rig reach this one."`
+	PeerFlags
 	ProbeFlags
 }
 
-// Validate checks the devices' names.
+// Validate reports every setting that cannot work.
 func (c *ProbeCmd) Validate() error {
+	var errs []error
+	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	for _, name := range c.Device {
 		if _, err := device.Parse(name); err != nil {
-			return fmt.Errorf("--device: %w", err)
+			fail("--device: %w", err)
 		}
 	}
 	if c.Threads < 0 {
-		return fmt.Errorf("--threads: %d is negative", c.Threads)
+		fail("--threads: %d is negative", c.Threads)
 	}
-	return nil
+	errs = append(errs, c.PeerFlags.validate(c.Out))
+	return errors.Join(errs...)
 }
 
-// Run measures this host.
+// Run measures this host, and the links to others.
 func (c *ProbeCmd) Run(e *env) error {
 	program, err := c.program()
 	if err != nil {
 		return err
 	}
-	rig, err := measure(e.ctx, e.err, probe.Config{Program: program, Devices: c.Device, Model: c.Model,
-		Threads: c.Threads, Name: c.HostName, Address: c.HostAddress})
+	transport, err := c.transport()
 	if err != nil {
+		return err
+	}
+	cfg := probe.Config{Program: program, Devices: c.Device, Model: c.Model, Threads: c.Threads, Name: c.HostName,
+		Address: c.HostAddress}
+	if c.Listen != "" {
+		return serveProbe(e, c.Listen, transport, cfg)
+	}
+	for _, address := range c.Peer {
+		if err := probe.Reach(e.ctx, address, dialPeers(transport)); err != nil {
+			return err
+		}
+	}
+	rig, err := measure(e.ctx, e.err, cfg)
+	if err != nil {
+		return err
+	}
+	if err := addPeers(e, rig, c.Peer, transport); err != nil {
 		return err
 	}
 	text, err := rig.JSON()

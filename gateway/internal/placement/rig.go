@@ -101,6 +101,19 @@ func ParseRig(data []byte) (*Rig, error) {
 	return r, nil
 }
 
+// ParseHost reads and completes one host of a rig.
+func ParseHost(data []byte) (*Host, error) {
+	h := Host{}
+	if err := decodeStrict(data, &h); err != nil {
+		return nil, fmt.Errorf("rig: hosts[0]: %w", err)
+	}
+	r := Rig{Hosts: []Host{h}}
+	if err := r.Complete(); err != nil {
+		return nil, err
+	}
+	return &r.Hosts[0], nil
+}
+
 // JSON writes the rig for people.
 func (r *Rig) JSON() ([]byte, error) {
 	var b bytes.Buffer

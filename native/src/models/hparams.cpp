@@ -156,23 +156,26 @@ Status read_hparams(const gguf::File& file, HParams* p) {
   p->gated = p->architecture->gated;
   if (p->architecture->delta) TND_TRY(read_delta(file, a, p));
 
+  // A file with the layers of a stage that needs no embedding has none: then the tokenizer gives the vocabulary.
   const TensorView* embd = file.find("token_embd.weight");
+  uint64_t tokens = 0;
+  if (file.has("tokenizer.ggml.tokens")) TND_TRY(file.get_array_count("tokenizer.ggml.tokens", &tokens));
   if (embd == nullptr) {
-    return errorf(TND_INVALID_ARGUMENT, "%.*s: tensor token_embd.weight is missing",
-                  static_cast<int>(file.path().size()), file.path().data());
+    if (tokens == 0 || tokens > (1u << 28)) {
+      return errorf(TND_INVALID_ARGUMENT, "%.*s: tensor token_embd.weight is missing",
+                    static_cast<int>(file.path().size()), file.path().data());
+    }
+    p->vocab = static_cast<int32_t>(tokens);
+    return Status();
   }
   if (embd->n_dims != 2 || embd->ne[1] > (1u << 28)) {
     return errorf(TND_INVALID_ARGUMENT, "%.*s: token_embd.weight is no table", static_cast<int>(file.path().size()),
                   file.path().data());
   }
   p->vocab = static_cast<int32_t>(embd->ne[1]);
-  if (file.has("tokenizer.ggml.tokens")) {
-    uint64_t tokens = 0;
-    TND_TRY(file.get_array_count("tokenizer.ggml.tokens", &tokens));
-    if (tokens != static_cast<uint64_t>(p->vocab)) {
-      return bad(file, "%s has %lld entries, token_embd.weight %lld rows", "tokenizer.ggml.tokens",
-                 static_cast<int64_t>(tokens), p->vocab);
-    }
+  if (file.has("tokenizer.ggml.tokens") && tokens != static_cast<uint64_t>(p->vocab)) {
+    return bad(file, "%s has %lld entries, token_embd.weight %lld rows", "tokenizer.ggml.tokens",
+               static_cast<int64_t>(tokens), p->vocab);
   }
   return Status();
 }

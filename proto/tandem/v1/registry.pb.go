@@ -77,6 +77,157 @@ func (Admission) EnumDescriptor() ([]byte, []int) {
 	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{0}
 }
 
+type ListTargetsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTargetsRequest) Reset() {
+	*x = ListTargetsRequest{}
+	mi := &file_tandem_v1_registry_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTargetsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTargetsRequest) ProtoMessage() {}
+
+func (x *ListTargetsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_registry_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTargetsRequest.ProtoReflect.Descriptor instead.
+func (*ListTargetsRequest) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{0}
+}
+
+type ListTargetsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Targets       []*TargetEntry         `protobuf:"bytes,1,rep,name=targets,proto3" json:"targets,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTargetsResponse) Reset() {
+	*x = ListTargetsResponse{}
+	mi := &file_tandem_v1_registry_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTargetsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTargetsResponse) ProtoMessage() {}
+
+func (x *ListTargetsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_registry_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTargetsResponse.ProtoReflect.Descriptor instead.
+func (*ListTargetsResponse) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ListTargetsResponse) GetTargets() []*TargetEntry {
+	if x != nil {
+		return x.Targets
+	}
+	return nil
+}
+
+// TargetEntry is a target that is not draining.
+type TargetEntry struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	WorkerId string                 `protobuf:"bytes,1,opt,name=worker_id,json=workerId,proto3" json:"worker_id,omitempty"`
+	// As Registration.address.
+	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	// Content digest of its model, hex, and the model's name, which is empty until its engine is open.
+	ModelDigest   string `protobuf:"bytes,3,opt,name=model_digest,json=modelDigest,proto3" json:"model_digest,omitempty"`
+	ModelName     string `protobuf:"bytes,4,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TargetEntry) Reset() {
+	*x = TargetEntry{}
+	mi := &file_tandem_v1_registry_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TargetEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TargetEntry) ProtoMessage() {}
+
+func (x *TargetEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_registry_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TargetEntry.ProtoReflect.Descriptor instead.
+func (*TargetEntry) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *TargetEntry) GetWorkerId() string {
+	if x != nil {
+		return x.WorkerId
+	}
+	return ""
+}
+
+func (x *TargetEntry) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *TargetEntry) GetModelDigest() string {
+	if x != nil {
+		return x.ModelDigest
+	}
+	return ""
+}
+
+func (x *TargetEntry) GetModelName() string {
+	if x != nil {
+		return x.ModelName
+	}
+	return ""
+}
+
 type JoinRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Message:
@@ -90,7 +241,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[0]
+	mi := &file_tandem_v1_registry_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -102,7 +253,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[0]
+	mi := &file_tandem_v1_registry_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -115,7 +266,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{0}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *JoinRequest) GetMessage() isJoinRequest_Message {
@@ -192,7 +343,7 @@ type Registration struct {
 
 func (x *Registration) Reset() {
 	*x = Registration{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[1]
+	mi := &file_tandem_v1_registry_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -204,7 +355,7 @@ func (x *Registration) String() string {
 func (*Registration) ProtoMessage() {}
 
 func (x *Registration) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[1]
+	mi := &file_tandem_v1_registry_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -217,7 +368,7 @@ func (x *Registration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Registration.ProtoReflect.Descriptor instead.
 func (*Registration) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{1}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Registration) GetWorkerId() string {
@@ -326,7 +477,7 @@ type StagePlace struct {
 
 func (x *StagePlace) Reset() {
 	*x = StagePlace{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[2]
+	mi := &file_tandem_v1_registry_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -338,7 +489,7 @@ func (x *StagePlace) String() string {
 func (*StagePlace) ProtoMessage() {}
 
 func (x *StagePlace) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[2]
+	mi := &file_tandem_v1_registry_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -351,7 +502,7 @@ func (x *StagePlace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StagePlace.ProtoReflect.Descriptor instead.
 func (*StagePlace) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{2}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *StagePlace) GetDevice() string {
@@ -409,7 +560,7 @@ type ModelInfo struct {
 
 func (x *ModelInfo) Reset() {
 	*x = ModelInfo{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[3]
+	mi := &file_tandem_v1_registry_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -421,7 +572,7 @@ func (x *ModelInfo) String() string {
 func (*ModelInfo) ProtoMessage() {}
 
 func (x *ModelInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[3]
+	mi := &file_tandem_v1_registry_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -434,7 +585,7 @@ func (x *ModelInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelInfo.ProtoReflect.Descriptor instead.
 func (*ModelInfo) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{3}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ModelInfo) GetName() string {
@@ -544,7 +695,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[4]
+	mi := &file_tandem_v1_registry_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -556,7 +707,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[4]
+	mi := &file_tandem_v1_registry_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -569,7 +720,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{4}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Limits) GetLanes() int32 {
@@ -641,7 +792,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[5]
+	mi := &file_tandem_v1_registry_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -653,7 +804,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[5]
+	mi := &file_tandem_v1_registry_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -666,7 +817,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{5}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Heartbeat) GetState() string {
@@ -779,7 +930,7 @@ type RefusedDraft struct {
 
 func (x *RefusedDraft) Reset() {
 	*x = RefusedDraft{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[6]
+	mi := &file_tandem_v1_registry_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -791,7 +942,7 @@ func (x *RefusedDraft) String() string {
 func (*RefusedDraft) ProtoMessage() {}
 
 func (x *RefusedDraft) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[6]
+	mi := &file_tandem_v1_registry_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -804,7 +955,7 @@ func (x *RefusedDraft) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusedDraft.ProtoReflect.Descriptor instead.
 func (*RefusedDraft) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{6}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RefusedDraft) GetAddress() string {
@@ -836,7 +987,7 @@ type Prefixes struct {
 
 func (x *Prefixes) Reset() {
 	*x = Prefixes{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[7]
+	mi := &file_tandem_v1_registry_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -848,7 +999,7 @@ func (x *Prefixes) String() string {
 func (*Prefixes) ProtoMessage() {}
 
 func (x *Prefixes) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[7]
+	mi := &file_tandem_v1_registry_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -861,7 +1012,7 @@ func (x *Prefixes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prefixes.ProtoReflect.Descriptor instead.
 func (*Prefixes) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{7}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Prefixes) GetVersion() uint64 {
@@ -898,7 +1049,7 @@ type PrefixState struct {
 
 func (x *PrefixState) Reset() {
 	*x = PrefixState{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[8]
+	mi := &file_tandem_v1_registry_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -910,7 +1061,7 @@ func (x *PrefixState) String() string {
 func (*PrefixState) ProtoMessage() {}
 
 func (x *PrefixState) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[8]
+	mi := &file_tandem_v1_registry_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -923,7 +1074,7 @@ func (x *PrefixState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixState.ProtoReflect.Descriptor instead.
 func (*PrefixState) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{8}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PrefixState) GetDigest() uint64 {
@@ -979,7 +1130,7 @@ type AutoSpeculation struct {
 
 func (x *AutoSpeculation) Reset() {
 	*x = AutoSpeculation{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[9]
+	mi := &file_tandem_v1_registry_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -991,7 +1142,7 @@ func (x *AutoSpeculation) String() string {
 func (*AutoSpeculation) ProtoMessage() {}
 
 func (x *AutoSpeculation) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[9]
+	mi := &file_tandem_v1_registry_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1004,7 +1155,7 @@ func (x *AutoSpeculation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AutoSpeculation.ProtoReflect.Descriptor instead.
 func (*AutoSpeculation) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{9}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *AutoSpeculation) GetSteps() []*StepTime {
@@ -1108,7 +1259,7 @@ type StepTime struct {
 
 func (x *StepTime) Reset() {
 	*x = StepTime{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[10]
+	mi := &file_tandem_v1_registry_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1120,7 +1271,7 @@ func (x *StepTime) String() string {
 func (*StepTime) ProtoMessage() {}
 
 func (x *StepTime) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[10]
+	mi := &file_tandem_v1_registry_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1133,7 +1284,7 @@ func (x *StepTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepTime.ProtoReflect.Descriptor instead.
 func (*StepTime) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{10}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *StepTime) GetRows() int32 {
@@ -1159,7 +1310,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[11]
+	mi := &file_tandem_v1_registry_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1171,7 +1322,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[11]
+	mi := &file_tandem_v1_registry_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1184,7 +1335,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{11}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *JoinResponse) GetLease() *Lease {
@@ -1218,7 +1369,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[12]
+	mi := &file_tandem_v1_registry_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1230,7 +1381,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[12]
+	mi := &file_tandem_v1_registry_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1243,7 +1394,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{12}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Lease) GetLeaseTtlMs() int32 {
@@ -1313,7 +1464,7 @@ type Gateway struct {
 
 func (x *Gateway) Reset() {
 	*x = Gateway{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[13]
+	mi := &file_tandem_v1_registry_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1325,7 +1476,7 @@ func (x *Gateway) String() string {
 func (*Gateway) ProtoMessage() {}
 
 func (x *Gateway) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[13]
+	mi := &file_tandem_v1_registry_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1338,7 +1489,7 @@ func (x *Gateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gateway.ProtoReflect.Descriptor instead.
 func (*Gateway) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{13}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Gateway) GetId() string {
@@ -1367,7 +1518,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[14]
+	mi := &file_tandem_v1_registry_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1379,7 +1530,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[14]
+	mi := &file_tandem_v1_registry_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1392,7 +1543,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{14}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Peer) GetWorkerId() string {
@@ -1427,7 +1578,16 @@ var File_tandem_v1_registry_proto protoreflect.FileDescriptor
 
 const file_tandem_v1_registry_proto_rawDesc = "" +
 	"\n" +
-	"\x18tandem/v1/registry.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"\x8d\x01\n" +
+	"\x18tandem/v1/registry.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"\x14\n" +
+	"\x12ListTargetsRequest\"G\n" +
+	"\x13ListTargetsResponse\x120\n" +
+	"\atargets\x18\x01 \x03(\v2\x16.tandem.v1.TargetEntryR\atargets\"\x86\x01\n" +
+	"\vTargetEntry\x12\x1b\n" +
+	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12!\n" +
+	"\fmodel_digest\x18\x03 \x01(\tR\vmodelDigest\x12\x1d\n" +
+	"\n" +
+	"model_name\x18\x04 \x01(\tR\tmodelName\"\x8d\x01\n" +
 	"\vJoinRequest\x12=\n" +
 	"\fregistration\x18\x01 \x01(\v2\x17.tandem.v1.RegistrationH\x00R\fregistration\x124\n" +
 	"\theartbeat\x18\x02 \x01(\v2\x14.tandem.v1.HeartbeatH\x00R\theartbeatB\t\n" +
@@ -1558,9 +1718,10 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"\x15ADMISSION_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eADMISSION_OPEN\x10\x01\x12\x12\n" +
 	"\x0eADMISSION_HOLD\x10\x02\x12\x11\n" +
-	"\rADMISSION_END\x10\x032N\n" +
+	"\rADMISSION_END\x10\x032\x9c\x01\n" +
 	"\x0fRegistryService\x12;\n" +
-	"\x04Join\x12\x16.tandem.v1.JoinRequest\x1a\x17.tandem.v1.JoinResponse(\x010\x01B\xa0\x01\n" +
+	"\x04Join\x12\x16.tandem.v1.JoinRequest\x1a\x17.tandem.v1.JoinResponse(\x010\x01\x12L\n" +
+	"\vListTargets\x12\x1d.tandem.v1.ListTargetsRequest\x1a\x1e.tandem.v1.ListTargetsResponseB\xa0\x01\n" +
 	"\rcom.tandem.v1B\rRegistryProtoP\x01Z;github.com/tandem-inference/tandem/proto/tandem/v1;tandemv1\xa2\x02\x03TXX\xaa\x02\tTandem.V1\xca\x02\tTandem\\V1\xe2\x02\x15Tandem\\V1\\GPBMetadata\xea\x02\n" +
 	"Tandem::V1b\x06proto3"
 
@@ -1577,57 +1738,63 @@ func file_tandem_v1_registry_proto_rawDescGZIP() []byte {
 }
 
 var file_tandem_v1_registry_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_tandem_v1_registry_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_tandem_v1_registry_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_tandem_v1_registry_proto_goTypes = []any{
-	(Admission)(0),          // 0: tandem.v1.Admission
-	(*JoinRequest)(nil),     // 1: tandem.v1.JoinRequest
-	(*Registration)(nil),    // 2: tandem.v1.Registration
-	(*StagePlace)(nil),      // 3: tandem.v1.StagePlace
-	(*ModelInfo)(nil),       // 4: tandem.v1.ModelInfo
-	(*Limits)(nil),          // 5: tandem.v1.Limits
-	(*Heartbeat)(nil),       // 6: tandem.v1.Heartbeat
-	(*RefusedDraft)(nil),    // 7: tandem.v1.RefusedDraft
-	(*Prefixes)(nil),        // 8: tandem.v1.Prefixes
-	(*PrefixState)(nil),     // 9: tandem.v1.PrefixState
-	(*AutoSpeculation)(nil), // 10: tandem.v1.AutoSpeculation
-	(*StepTime)(nil),        // 11: tandem.v1.StepTime
-	(*JoinResponse)(nil),    // 12: tandem.v1.JoinResponse
-	(*Lease)(nil),           // 13: tandem.v1.Lease
-	(*Gateway)(nil),         // 14: tandem.v1.Gateway
-	(*Peer)(nil),            // 15: tandem.v1.Peer
-	nil,                     // 16: tandem.v1.Registration.SettingsEntry
-	nil,                     // 17: tandem.v1.Heartbeat.CountersEntry
-	(Role)(0),               // 18: tandem.v1.Role
+	(Admission)(0),              // 0: tandem.v1.Admission
+	(*ListTargetsRequest)(nil),  // 1: tandem.v1.ListTargetsRequest
+	(*ListTargetsResponse)(nil), // 2: tandem.v1.ListTargetsResponse
+	(*TargetEntry)(nil),         // 3: tandem.v1.TargetEntry
+	(*JoinRequest)(nil),         // 4: tandem.v1.JoinRequest
+	(*Registration)(nil),        // 5: tandem.v1.Registration
+	(*StagePlace)(nil),          // 6: tandem.v1.StagePlace
+	(*ModelInfo)(nil),           // 7: tandem.v1.ModelInfo
+	(*Limits)(nil),              // 8: tandem.v1.Limits
+	(*Heartbeat)(nil),           // 9: tandem.v1.Heartbeat
+	(*RefusedDraft)(nil),        // 10: tandem.v1.RefusedDraft
+	(*Prefixes)(nil),            // 11: tandem.v1.Prefixes
+	(*PrefixState)(nil),         // 12: tandem.v1.PrefixState
+	(*AutoSpeculation)(nil),     // 13: tandem.v1.AutoSpeculation
+	(*StepTime)(nil),            // 14: tandem.v1.StepTime
+	(*JoinResponse)(nil),        // 15: tandem.v1.JoinResponse
+	(*Lease)(nil),               // 16: tandem.v1.Lease
+	(*Gateway)(nil),             // 17: tandem.v1.Gateway
+	(*Peer)(nil),                // 18: tandem.v1.Peer
+	nil,                         // 19: tandem.v1.Registration.SettingsEntry
+	nil,                         // 20: tandem.v1.Heartbeat.CountersEntry
+	(Role)(0),                   // 21: tandem.v1.Role
 }
 var file_tandem_v1_registry_proto_depIdxs = []int32{
-	2,  // 0: tandem.v1.JoinRequest.registration:type_name -> tandem.v1.Registration
-	6,  // 1: tandem.v1.JoinRequest.heartbeat:type_name -> tandem.v1.Heartbeat
-	18, // 2: tandem.v1.Registration.role:type_name -> tandem.v1.Role
-	4,  // 3: tandem.v1.Registration.model:type_name -> tandem.v1.ModelInfo
-	5,  // 4: tandem.v1.Registration.limits:type_name -> tandem.v1.Limits
-	16, // 5: tandem.v1.Registration.settings:type_name -> tandem.v1.Registration.SettingsEntry
-	3,  // 6: tandem.v1.Registration.stages:type_name -> tandem.v1.StagePlace
-	17, // 7: tandem.v1.Heartbeat.counters:type_name -> tandem.v1.Heartbeat.CountersEntry
-	10, // 8: tandem.v1.Heartbeat.speculation:type_name -> tandem.v1.AutoSpeculation
-	8,  // 9: tandem.v1.Heartbeat.prefixes:type_name -> tandem.v1.Prefixes
-	7,  // 10: tandem.v1.Heartbeat.refused_drafts:type_name -> tandem.v1.RefusedDraft
-	9,  // 11: tandem.v1.Prefixes.states:type_name -> tandem.v1.PrefixState
-	11, // 12: tandem.v1.AutoSpeculation.steps:type_name -> tandem.v1.StepTime
-	11, // 13: tandem.v1.AutoSpeculation.prompts:type_name -> tandem.v1.StepTime
-	11, // 14: tandem.v1.AutoSpeculation.prompts_beside:type_name -> tandem.v1.StepTime
-	13, // 15: tandem.v1.JoinResponse.lease:type_name -> tandem.v1.Lease
-	15, // 16: tandem.v1.Lease.peers:type_name -> tandem.v1.Peer
-	14, // 17: tandem.v1.Lease.gateways:type_name -> tandem.v1.Gateway
-	0,  // 18: tandem.v1.Lease.admission:type_name -> tandem.v1.Admission
-	18, // 19: tandem.v1.Peer.role:type_name -> tandem.v1.Role
-	4,  // 20: tandem.v1.Peer.model:type_name -> tandem.v1.ModelInfo
-	1,  // 21: tandem.v1.RegistryService.Join:input_type -> tandem.v1.JoinRequest
-	12, // 22: tandem.v1.RegistryService.Join:output_type -> tandem.v1.JoinResponse
-	22, // [22:23] is the sub-list for method output_type
-	21, // [21:22] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	3,  // 0: tandem.v1.ListTargetsResponse.targets:type_name -> tandem.v1.TargetEntry
+	5,  // 1: tandem.v1.JoinRequest.registration:type_name -> tandem.v1.Registration
+	9,  // 2: tandem.v1.JoinRequest.heartbeat:type_name -> tandem.v1.Heartbeat
+	21, // 3: tandem.v1.Registration.role:type_name -> tandem.v1.Role
+	7,  // 4: tandem.v1.Registration.model:type_name -> tandem.v1.ModelInfo
+	8,  // 5: tandem.v1.Registration.limits:type_name -> tandem.v1.Limits
+	19, // 6: tandem.v1.Registration.settings:type_name -> tandem.v1.Registration.SettingsEntry
+	6,  // 7: tandem.v1.Registration.stages:type_name -> tandem.v1.StagePlace
+	20, // 8: tandem.v1.Heartbeat.counters:type_name -> tandem.v1.Heartbeat.CountersEntry
+	13, // 9: tandem.v1.Heartbeat.speculation:type_name -> tandem.v1.AutoSpeculation
+	11, // 10: tandem.v1.Heartbeat.prefixes:type_name -> tandem.v1.Prefixes
+	10, // 11: tandem.v1.Heartbeat.refused_drafts:type_name -> tandem.v1.RefusedDraft
+	12, // 12: tandem.v1.Prefixes.states:type_name -> tandem.v1.PrefixState
+	14, // 13: tandem.v1.AutoSpeculation.steps:type_name -> tandem.v1.StepTime
+	14, // 14: tandem.v1.AutoSpeculation.prompts:type_name -> tandem.v1.StepTime
+	14, // 15: tandem.v1.AutoSpeculation.prompts_beside:type_name -> tandem.v1.StepTime
+	16, // 16: tandem.v1.JoinResponse.lease:type_name -> tandem.v1.Lease
+	18, // 17: tandem.v1.Lease.peers:type_name -> tandem.v1.Peer
+	17, // 18: tandem.v1.Lease.gateways:type_name -> tandem.v1.Gateway
+	0,  // 19: tandem.v1.Lease.admission:type_name -> tandem.v1.Admission
+	21, // 20: tandem.v1.Peer.role:type_name -> tandem.v1.Role
+	7,  // 21: tandem.v1.Peer.model:type_name -> tandem.v1.ModelInfo
+	4,  // 22: tandem.v1.RegistryService.Join:input_type -> tandem.v1.JoinRequest
+	1,  // 23: tandem.v1.RegistryService.ListTargets:input_type -> tandem.v1.ListTargetsRequest
+	15, // 24: tandem.v1.RegistryService.Join:output_type -> tandem.v1.JoinResponse
+	2,  // 25: tandem.v1.RegistryService.ListTargets:output_type -> tandem.v1.ListTargetsResponse
+	24, // [24:26] is the sub-list for method output_type
+	22, // [22:24] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_tandem_v1_registry_proto_init() }
@@ -1636,7 +1803,7 @@ func file_tandem_v1_registry_proto_init() {
 		return
 	}
 	file_tandem_v1_common_proto_init()
-	file_tandem_v1_registry_proto_msgTypes[0].OneofWrappers = []any{
+	file_tandem_v1_registry_proto_msgTypes[3].OneofWrappers = []any{
 		(*JoinRequest_Registration)(nil),
 		(*JoinRequest_Heartbeat)(nil),
 	}
@@ -1646,7 +1813,7 @@ func file_tandem_v1_registry_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_v1_registry_proto_rawDesc), len(file_tandem_v1_registry_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   17,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

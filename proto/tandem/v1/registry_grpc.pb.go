@@ -19,7 +19,8 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	RegistryService_Join_FullMethodName = "/tandem.v1.RegistryService/Join"
+	RegistryService_Join_FullMethodName        = "/tandem.v1.RegistryService/Join"
+	RegistryService_ListTargets_FullMethodName = "/tandem.v1.RegistryService/ListTargets"
 )
 
 // RegistryServiceClient is the client API for RegistryService service.
@@ -35,6 +36,9 @@ type RegistryServiceClient interface {
 	// the cluster; ALREADY_EXISTS never: a worker that registers again under its id replaces its old lease (its epoch is
 	// higher).
 	Join(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[JoinRequest, JoinResponse], error)
+	// ListTargets names the targets in the cluster: a worker-target without a model file fetches it from one of them. May
+	// be repeated.
+	ListTargets(ctx context.Context, in *ListTargetsRequest, opts ...grpc.CallOption) (*ListTargetsResponse, error)
 }
 
 type registryServiceClient struct {
@@ -58,6 +62,16 @@ func (c *registryServiceClient) Join(ctx context.Context, opts ...grpc.CallOptio
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type RegistryService_JoinClient = grpc.BidiStreamingClient[JoinRequest, JoinResponse]
 
+func (c *registryServiceClient) ListTargets(ctx context.Context, in *ListTargetsRequest, opts ...grpc.CallOption) (*ListTargetsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListTargetsResponse)
+	err := c.cc.Invoke(ctx, RegistryService_ListTargets_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // RegistryServiceServer is the server API for RegistryService service.
 // All implementations must embed UnimplementedRegistryServiceServer
 // for forward compatibility.
@@ -71,6 +85,9 @@ type RegistryServiceServer interface {
 	// the cluster; ALREADY_EXISTS never: a worker that registers again under its id replaces its old lease (its epoch is
 	// higher).
 	Join(grpc.BidiStreamingServer[JoinRequest, JoinResponse]) error
+	// ListTargets names the targets in the cluster: a worker-target without a model file fetches it from one of them. May
+	// be repeated.
+	ListTargets(context.Context, *ListTargetsRequest) (*ListTargetsResponse, error)
 	mustEmbedUnimplementedRegistryServiceServer()
 }
 
@@ -83,6 +100,9 @@ type UnimplementedRegistryServiceServer struct{}
 
 func (UnimplementedRegistryServiceServer) Join(grpc.BidiStreamingServer[JoinRequest, JoinResponse]) error {
 	return status.Error(codes.Unimplemented, "method Join not implemented")
+}
+func (UnimplementedRegistryServiceServer) ListTargets(context.Context, *ListTargetsRequest) (*ListTargetsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListTargets not implemented")
 }
 func (UnimplementedRegistryServiceServer) mustEmbedUnimplementedRegistryServiceServer() {}
 func (UnimplementedRegistryServiceServer) testEmbeddedByValue()                         {}
@@ -112,13 +132,36 @@ func _RegistryService_Join_Handler(srv interface{}, stream grpc.ServerStream) er
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type RegistryService_JoinServer = grpc.BidiStreamingServer[JoinRequest, JoinResponse]
 
+func _RegistryService_ListTargets_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListTargetsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RegistryServiceServer).ListTargets(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: RegistryService_ListTargets_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RegistryServiceServer).ListTargets(ctx, req.(*ListTargetsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // RegistryService_ServiceDesc is the grpc.ServiceDesc for RegistryService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
 var RegistryService_ServiceDesc = grpc.ServiceDesc{
 	ServiceName: "tandem.v1.RegistryService",
 	HandlerType: (*RegistryServiceServer)(nil),
-	Methods:     []grpc.MethodDesc{},
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "ListTargets",
+			Handler:    _RegistryService_ListTargets_Handler,
+		},
+	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "Join",

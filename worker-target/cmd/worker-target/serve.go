@@ -23,6 +23,7 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
 	"github.com/tandem-inference/tandem/worker-target/internal/disk"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
+	"github.com/tandem-inference/tandem/worker-target/internal/modelcopy"
 	"github.com/tandem-inference/tandem/worker-target/internal/peers"
 	"github.com/tandem-inference/tandem/worker-target/internal/piece"
 	"github.com/tandem-inference/tandem/worker-target/internal/prefix"
@@ -155,7 +156,7 @@ func (c *serveCmd) peers(model *auto.Model, dial []grpc.DialOption, log *zap.Log
 // Run serves until the process is told to end.
 func (c *serveCmd) Run(streams workernode.Streams) error {
 	ctx := context.Background()
-	opened, err := c.Open(streams, tandemv1.Role_ROLE_TARGET, c.CacheDir)
+	opened, err := c.OpenAfter(streams, tandemv1.Role_ROLE_TARGET, c.CacheDir, c.fetcher(&c.Flags))
 	if err != nil {
 		return err
 	}
@@ -181,7 +182,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	options.AttentionWindow = c.FAWindow
 	c.CacheFlags.Apply(&options)
 	digest := sync.OnceValues(func() (string, error) { return workernode.TablesDigest(ctx, file) })
-	w := &worker{model: auto.New(), log: log}
+	w := &worker{model: auto.New(), copies: modelcopy.NewServer(file), log: log}
 	files, err := c.disk(registration.Model.Digest, log)
 	if err != nil {
 		return err
@@ -269,11 +270,15 @@ type worker struct {
 	model       *auto.Model
 	prefixes    *prefix.Cache
 	peers       *peers.Client // nil = no states are fetched or sent
+	copies      *modelcopy.Server
 	log         *zap.Logger
 	ready       atomic.Bool
 }
 
-func (w *worker) Register(s *grpc.Server) { w.Server.Register(s) }
+func (w *worker) Register(s *grpc.Server) {
+	w.Server.Register(s)
+	tandemv1.RegisterModelServiceServer(s, w.copies)
+}
 
 // Run calibrates the engine, then keeps drafts attached. The engine is there until it returns.
 func (w *worker) Run(ctx context.Context) error {

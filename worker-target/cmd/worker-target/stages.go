@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-inference/tandem/services/gguf"
 	"github.com/tandem-inference/tandem/services/identity"
 	"github.com/tandem-inference/tandem/services/workernode"
+	"github.com/tandem-inference/tandem/worker-target/internal/modelcopy"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 )
@@ -28,6 +29,8 @@ type StageFlags struct {
 	StageRowType     string   `help:"Type of the rows that stages hand each other: f32, or bf16, which is half the bytes between hosts, and other texts." enum:"f32,bf16" default:"f32"`
 	StageTransport   string   `help:"Way of hidden rows between stages: auto (memory that both see where they are on one host, else straight from stage to stage) or grpc, which takes no memory between workers." enum:"auto,grpc" default:"auto"`
 	Stage            string   `help:"Serve stage K of N of a target, at --listen, for the worker that names it in --target-stages." placeholder:"K/N"`
+
+	ModelFrom []string `help:"Targets that hand over the model, or the tensors of --stage, while the file of --model is missing: addresses, or auto = those that the gateway names. What was fetched stays there." placeholder:"ADDR,…"`
 }
 
 func (s *StageFlags) validate(f *workernode.Flags) error {
@@ -36,6 +39,9 @@ func (s *StageFlags) validate(f *workernode.Flags) error {
 			return err
 		}
 	}
+	if err := s.validateFrom(f); err != nil {
+		return err
+	}
 	if s.Stage == "" {
 		return workernode.CheckStages(s.TargetDevices, s.TargetStages, s.TargetLayerSplit, s.StageRowType)
 	}
@@ -43,7 +49,7 @@ func (s *StageFlags) validate(f *workernode.Flags) error {
 	switch {
 	case len(s.TargetDevices)+len(s.TargetStages) > 0:
 		return errors.New("--stage: a stage runs on --device, leave --target-devices and --target-stages to the first")
-	case len(f.Gateway) > 0 && f.JoinToken == "" && f.JoinTokenFile == "" && f.Certs == "":
+	case len(f.Gateway) > 0 && !s.auto() && f.JoinToken == "" && f.JoinTokenFile == "" && f.Certs == "":
 		return errors.New("--stage: a stage serves the worker that names it in --target-stages; --gateway only renews its " +
 			"certificate (--join-token, --certs)")
 	}
@@ -168,7 +174,7 @@ func (c *serveCmd) serveStage(ctx context.Context, opened *workernode.Opened) er
 	if err != nil {
 		return err
 	}
-	w := stageWorker{stagenet.NewServer(stagenet.ServerConfig{
+	w := stageWorker{model: modelcopy.NewServer(file), Server: stagenet.NewServer(stagenet.ServerConfig{
 		Description: d, Open: host.OpenTarget, Options: c.OpenOptions(), Dir: cache, HangLimit: c.HangLimit(),
 		Dial: c.dial(opened), Log: log.Named("stage"),
 	})}
@@ -180,9 +186,15 @@ func (c *serveCmd) serveStage(ctx context.Context, opened *workernode.Opened) er
 }
 
 // stageWorker is a stage as a node's role. No gateway leases it.
-type stageWorker struct{ *stagenet.Server }
+type stageWorker struct {
+	*stagenet.Server
+	model *modelcopy.Server
+}
 
-func (w stageWorker) Register(s *grpc.Server) { w.Server.Register(s) }
+func (w stageWorker) Register(s *grpc.Server) {
+	w.Server.Register(s)
+	tandemv1.RegisterModelServiceServer(s, w.model)
+}
 
 // Run implements workernode.Worker: a stage does nothing without its head.
 func (w stageWorker) Run(ctx context.Context) error {

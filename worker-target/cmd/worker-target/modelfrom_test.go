@@ -1,0 +1,42 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/workernode"
+)
+
+// TestModelFrom: what --model-from may name, and which targets auto takes.
+func TestModelFrom(t *testing.T) {
+	for want, c := range map[string]struct {
+		from    string
+		gateway string
+	}{
+		"auto asks the gateway":        {from: "auto"},
+		"wants auto, or an address":    {from: "auto,unix:///a", gateway: "unix:///g"},
+		`got ["unix:///a" "unix:///a`:  {from: "unix:///a,unix:///a"},
+		"--model-from: 192.0.2.1:1 is": {from: "192.0.2.1:1"},
+	} {
+		s := StageFlags{ModelFrom: strings.Split(c.from, ",")}
+		if err := s.validateFrom(&workernode.Flags{Gateway: c.gateway}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", c.from, err, want)
+		}
+	}
+	for _, from := range []string{"auto", "unix:///a,127.0.0.1:9"} {
+		s := StageFlags{ModelFrom: strings.Split(from, ",")}
+		if err := s.validateFrom(&workernode.Flags{Gateway: "unix:///g"}); err != nil {
+			t.Errorf("%s: %v", from, err)
+		}
+	}
+	targets := []*tandemv1.TargetEntry{{WorkerId: "a", Address: "unix:///a", ModelDigest: "1", ModelName: "m"},
+		{WorkerId: "b", Address: "unix:///b", ModelDigest: "1"}}
+	if got, err := addressesOf(targets); err != nil || len(got) != 2 || got[1] != "unix:///b" {
+		t.Errorf("%v, %v", got, err)
+	}
+	targets[1].ModelDigest = "2"
+	if _, err := addressesOf(targets); err == nil || !strings.Contains(err.Error(), "targets a and b have different models") {
+		t.Errorf("%v", err)
+	}
+}
