@@ -12,10 +12,10 @@ import (
 func TestModelFrom(t *testing.T) {
 	for want, c := range map[string]struct {
 		from    string
-		gateway string
+		gateway []string
 	}{
 		"auto asks the gateway":        {from: "auto"},
-		"wants auto, or an address":    {from: "auto,unix:///a", gateway: "unix:///g"},
+		"wants auto, or an address":    {from: "auto,unix:///a", gateway: []string{"unix:///g"}},
 		`got ["unix:///a" "unix:///a`:  {from: "unix:///a,unix:///a"},
 		"--model-from: 192.0.2.1:1 is": {from: "192.0.2.1:1"},
 	} {
@@ -26,7 +26,7 @@ func TestModelFrom(t *testing.T) {
 	}
 	for _, from := range []string{"auto", "unix:///a,127.0.0.1:9"} {
 		s := StageFlags{ModelFrom: strings.Split(from, ",")}
-		if err := s.validateFrom(&workernode.Flags{Gateway: "unix:///g"}); err != nil {
+		if err := s.validateFrom(&workernode.Flags{Gateway: []string{"unix:///g"}}); err != nil {
 			t.Errorf("%s: %v", from, err)
 		}
 	}
