@@ -219,7 +219,7 @@ func (s *Server) ForwardRows(ctx context.Context,
 	x.opening.Lock()
 	defer x.opening.Unlock()
 	x.makeRoom(ctx, nil, nil)
-	if x.out == nil || x.link != nil {
+	if x.out == nil || x.link != nil || x.ctx.Err() != nil {
 		return nil, rpcerr.FailedPrecondition("the stage has no engine that makes hidden rows, or has a link already")
 	}
 	link, err := x.connect(ctx, req)
