@@ -22,7 +22,7 @@ import (
 	"github.com/tandem-inference/tandem/services/tensorwire"
 )
 
-// behindTCP opens a stage of fakes with hidden rows of the 27B model behind TCP; straight says whether it reaches others.
+// behindTCP opens a stage of fakes with hidden rows of the 27B model behind TCP; straight says that it reaches others.
 func behindTCP(b testing.TB, stage, stages int, straight bool) engine.Open[engine.Target] {
 	return func(ctx context.Context, o engine.OpenOptions, p engine.Progress) (engine.Target, error) {
 		d := stagenet.Description{Version: "v", Stage: stage, Stages: stages, Layers: 4, First: o.LayerFirst,
@@ -32,7 +32,8 @@ func behindTCP(b testing.TB, stage, stages int, straight bool) engine.Open[engin
 				grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 		}
 		cfg := stagenet.ServerConfig{Description: d, Open: enginefake.New(wide).OpenTarget, Options: o, Dir: b.TempDir(),
-			HangLimit: -1, Log: zap.NewNop(), Dial: func(string) (*grpc.ClientConn, error) { return nil, errors.New("no route") }}
+			HangLimit: -1, Log: zap.NewNop(),
+			Dial: func(string) (*grpc.ClientConn, error) { return nil, errors.New("no route") }}
 		if straight {
 			cfg.Dial = dial
 		}
@@ -55,8 +56,8 @@ func behindTCP(b testing.TB, stage, stages int, straight bool) engine.Open[engin
 // wide is a fake with hidden rows of the 27B model, 20,480 bytes.
 var wide = enginefake.Options{Hidden: 5120}
 
-// BenchmarkBorders reports what the way through stages behind TCP costs a step of 23 rows, 471,040 bytes at each border,
-// less the time in the engines. Two stages have one border; of three, the second hands its rows straight to the third,
+// BenchmarkBorders reports what the way through stages behind TCP costs a step of 23 rows, 471,040 bytes at each
+// border, less the time in the engines. Two stages have one border; of three, the second hands its rows straight to the third,
 // or they go through the head. All ends are in this process, whose allocations, gRPC's included, are counted.
 func BenchmarkBorders(b *testing.B) {
 	for _, c := range []struct {
