@@ -103,8 +103,8 @@ func (h *hosts) forward(on string) {
 }
 
 // TestStagesOnOtherHosts: head and two stages in network namespaces of their own, with certificates. Rows go straight
-// from stage to stage, and through the head when a stage does not reach the next one; texts are those of one engine, and
-// stay when a stage is killed.
+// from stage to stage, and through the head when a stage does not reach the next one; texts are those of one engine,
+// and stay when a stage is killed.
 func TestStagesOnOtherHosts(t *testing.T) {
 	if device != "" {
 		t.Skip("one card is not three devices")

@@ -14,8 +14,8 @@ var groups = []struct {
 	{"models", "Models:", "demo draft model model-store prefill-drafter model-name chat-template-file model-card- model-card strict-"},
 	{"devices", "Devices and memory:",
 		"auto device target-device target-devices target-stages target-layer-split stage-row-type stage-transport " +
-			"draft-device prefill-device threads draft-threads max-ctx lanes kv-positions memory-cap cache-type- draft-cache-type fa-window chunk prefix-cache- " +
-			"peer-fetch cache-isolation cache-dir lazy-draft park-after engine programs"},
+			"draft-device prefill-device threads draft-threads max-ctx lanes kv-positions memory-cap cache-type- " +
+			"draft-cache-type fa-window chunk prefix-cache- peer-fetch cache-isolation cache-dir lazy-draft park-after engine programs"},
 	{"speculation", "Speculation:", "ddtree-budget lookup"},
 	{"ports", "Ports and access:",
 		"host port grpc-port registry-listen authority cert- join-token- plaintext api-key api-key-file protect-introspection tls- no-cors cors- allowed- " +

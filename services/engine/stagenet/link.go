@@ -24,8 +24,8 @@ import (
 
 // Two stages that the head holds are linked by it: the later one is told a secret (AcceptRows), the earlier one secret
 // and address (ForwardRows), with which it calls Rows of the later one. From then on the head sends both the
-// descriptions of steps only, with the number under which the rows go from one to the other. Numbers ascend, on the link
-// and in the steps, since both follow the order in which the head's steps pass the stages.
+// descriptions of steps only, with the number under which the rows go from one to the other. Numbers ascend, on the
+// link and in the steps, since both follow the order in which the head's steps pass the stages.
 //
 // Rows that have not been taken lie in slots. When all are full the link is not read, and the sender waits. A link that
 // breaks loses the stage that misses its rows, and with it all stages: the head opens them again and replays.
@@ -219,7 +219,7 @@ func (s *Server) ForwardRows(ctx context.Context,
 	x.opening.Lock()
 	defer x.opening.Unlock()
 	x.makeRoom(ctx, nil, nil)
-	if x.out == nil || x.link != nil {
+	if x.out == nil || x.link != nil || x.ctx.Err() != nil {
 		return nil, rpcerr.FailedPrecondition("the stage has no engine that makes hidden rows, or has a link already")
 	}
 	link, err := x.connect(ctx, req)

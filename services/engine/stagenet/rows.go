@@ -319,7 +319,8 @@ func (e *served) Step(ctx context.Context, step *engine.Step, result *engine.Ste
 		}
 		defer e.x.in.pool.give(rows)
 		if want := len(step.Rows) * e.hidden * step.Hidden.Bytes(); len(rows) != want {
-			return e.lost(ctx, rpcerr.EngineLost.With("the rows of step %d have %d bytes instead of %d", from, len(rows), want))
+			return e.lost(ctx, rpcerr.EngineLost.With("the rows of step %d have %d bytes instead of %d", from, len(rows),
+				want))
 		}
 		step.HiddenIn = rows
 	}

@@ -138,8 +138,8 @@ func tokensOf(t *testing.T, e engine.Target, rows int) []int32 {
 	return out
 }
 
-// TestWays: what a target says of its stages is how rows go, and where a stage does not reach the next one they pass the
-// head, which one line of its log says; tokens are those of one engine either way.
+// TestWays: what a target says of its stages is how rows go, and where a stage does not reach the next one they pass
+// the head, which one line of its log says; tokens are those of one engine either way.
 func TestWays(t *testing.T) {
 	whole, err := enginefake.New(enginefake.Options{}).OpenTarget(t.Context(), enginetest.TargetOptions(), nil)
 	if err != nil {
@@ -380,8 +380,8 @@ func TestRowsAreMatched(t *testing.T) {
 	b.lost()
 }
 
-// TestWrongRows: numbers that do not ascend and rows that are too large, or not those of the step, lose the stage before
-// its engine sees them.
+// TestWrongRows: numbers that do not ascend and rows that are too large, or not those of the step, lose the stage
+// before its engine sees them.
 func TestWrongRows(t *testing.T) {
 	for name, c := range map[string]struct {
 		numbers []uint64
@@ -423,8 +423,8 @@ func TestWrongRows(t *testing.T) {
 	}
 }
 
-// TestStrangers: who lacks the secret, or is another stage or release, hands over no rows, and disturbs nobody; nor does
-// a second sender.
+// TestStrangers: who lacks the secret, or is another stage or release, hands over no rows, and disturbs nobody; nor
+// does a second sender.
 func TestStrangers(t *testing.T) {
 	b := holdByHand(t)
 	for name, c := range map[string]struct {

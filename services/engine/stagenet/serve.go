@@ -329,7 +329,7 @@ func (x *session) OpenTarget(ctx context.Context, o engine.OpenOptions, p engine
 // makeRoom makes memory for the hidden rows that the engine gets and makes, where in and out of the head are not to be
 // it, and lets the engine see all that. The first call counts, which holds opening.
 func (x *session) makeRoom(ctx context.Context, in, out *border.Region) {
-	if x.roomy || x.engine == nil {
+	if x.roomy || x.engine == nil || x.ctx.Err() != nil {
 		return
 	}
 	x.roomy = true

@@ -3701,8 +3701,9 @@ type StepRequest struct {
 	// Where hidden_out is to lie, and the room there; 0 = in the payload of the answer.
 	SharedOut      uint64 `protobuf:"varint,11,opt,name=shared_out,json=sharedOut,proto3" json:"shared_out,omitempty"`
 	SharedOutBytes uint64 `protobuf:"varint,12,opt,name=shared_out_bytes,json=sharedOutBytes,proto3" json:"shared_out_bytes,omitempty"`
-	// Number under which hidden_in comes straight from the stage before, and hidden_out goes straight to the next one; 0 =
-	// they come and go with these messages. For stages that tandem.v1.StageService has linked, INVALID_ARGUMENT elsewhere.
+	// Number under which hidden_in comes straight from the stage before, and hidden_out goes straight to the next one;
+	// 0 = they come and go with these messages. For stages that tandem.v1.StageService has linked, else
+	// INVALID_ARGUMENT.
 	RowsFrom uint64 `protobuf:"varint,13,opt,name=rows_from,json=rowsFrom,proto3" json:"rows_from,omitempty"`
 	RowsTo   uint64 `protobuf:"varint,14,opt,name=rows_to,json=rowsTo,proto3" json:"rows_to,omitempty"`
 	// Masks [n_masks, ceil(vocab / 32)], then hidden_in [rows, hidden]. Little-endian.
