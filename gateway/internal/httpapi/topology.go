@@ -46,6 +46,44 @@ type workerEntry struct {
 	Counters    map[string]float64 `json:"counters,omitempty"`
 	Speculation *speculationEntry  `json:"speculation,omitempty"`
 	Routing     *routingEntry      `json:"routing,omitempty"`
+	Placement   []stageEntry       `json:"placement,omitempty"`
+}
+
+// stageEntry is the part of a model that one engine has: layers First to Last, counted from 0, of Layers.
+type stageEntry struct {
+	Device string `json:"device"` // or host:port of a stage on another host
+	First  int    `json:"first"`
+	Last   int    `json:"last"`
+	Layers int    `json:"layers"`
+}
+
+// placementOf says where the layers of a worker's model are: a target in several engines says so itself.
+func placementOf(reg *tandemv1.Registration) []stageEntry {
+	m := reg.GetModel()
+	var out []stageEntry
+	for part := range strings.SplitSeq(reg.GetSettings()["placement"], ",") {
+		device, layers, ok := cutLast(part, "=")
+		first, last, ok2 := strings.Cut(layers, "-")
+		from, err := strconv.Atoi(first)
+		to, err2 := strconv.Atoi(last)
+		if !ok || !ok2 || err != nil || err2 != nil {
+			out = nil
+			break
+		}
+		out = append(out, stageEntry{device, from, to, int(m.GetNLayers())})
+	}
+	if out == nil && m.GetLayerLast() > m.GetLayerFirst() {
+		out = []stageEntry{{reg.GetDevice(), int(m.GetLayerFirst()), int(m.GetLayerLast()) - 1, int(m.GetNLayers())}}
+	}
+	return out
+}
+
+// cutLast cuts at the last separator.
+func cutLast(text, sep string) (before, after string, ok bool) {
+	if i := strings.LastIndex(text, sep); i >= 0 {
+		return text[:i], text[i+len(sep):], true
+	}
+	return text, "", false
 }
 
 // routingEntry is what decides which requests a target gets, and what became of it.
@@ -211,6 +249,7 @@ func (s *Server) workers() topologyBody {
 			Refused: refusedOf(workers, hb.GetRefusedDrafts()), Sequences: hb.GetEngineSequences(),
 			Orphans: hb.GetOrphanedSequences(), LoadedBytes: hb.GetLoadedBytes(),
 			LoadBytes: hb.GetLoadBytes(), Counters: finite(hb.GetCounters()), Speculation: speculationOf(hb.GetSpeculation()),
+			Placement: placementOf(reg),
 		}
 		busy, _, served := s.targets.Busy(w.ID)
 		if served {

@@ -71,3 +71,23 @@ func TestSpecificationListsCluster(t *testing.T) {
 		}
 	}
 }
+
+// TestPlacement: a target in several engines says who has which layers; of others the model says it, and what cannot be
+// read is as if it were not there.
+func TestPlacement(t *testing.T) {
+	for settings, want := range map[string][]stageEntry{
+		"":                       {{"cpu", 0, 7, 8}},
+		"cpu=0-3,[::1]:8105=4-7": {{"cpu", 0, 3, 8}, {"[::1]:8105", 4, 7, 8}},
+		"cpu=0-3,box":            {{"cpu", 0, 7, 8}},
+		"cpu=a-3":                {{"cpu", 0, 7, 8}},
+	} {
+		have := placementOf(&tandemv1.Registration{Device: "cpu", Settings: map[string]string{"placement": settings},
+			Model: &tandemv1.ModelInfo{NLayers: 8, LayerLast: 8}})
+		if !slices.Equal(have, want) {
+			t.Errorf("%q: %v, want %v", settings, have, want)
+		}
+	}
+	if have := placementOf(&tandemv1.Registration{}); have != nil {
+		t.Errorf("a worker without a model has %v", have)
+	}
+}

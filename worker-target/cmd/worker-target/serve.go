@@ -169,6 +169,9 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 		return err
 	}
 	registration.Settings = c.settings()
+	if registration.Settings["placement"], err = c.placement(ctx, &c.Flags, file); err != nil {
+		return err
+	}
 	cache, err := workernode.CacheDir(c.CacheDir)
 	if err != nil {
 		return err

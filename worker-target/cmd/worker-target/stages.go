@@ -5,6 +5,8 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
@@ -130,6 +132,26 @@ func (s *StageFlags) places(ctx context.Context, file *gguf.File, n int) ([]plac
 		at += count
 	}
 	return out, ctx.Err()
+}
+
+// placement says which of devices and addresses has which layers, counted from 0: cpu=0-3,box:8105=4-7. It is empty for
+// a target in one engine.
+func (s *StageFlags) placement(ctx context.Context, f *workernode.Flags, file *gguf.File) (string, error) {
+	at := slices.Concat(s.TargetDevices, s.TargetStages)
+	if len(at) == 0 {
+		return "", nil
+	}
+	if len(s.TargetDevices) == 0 {
+		at = slices.Insert(at, 0, f.Device)
+	}
+	places, err := s.places(ctx, file, len(at))
+	if err != nil {
+		return "", err
+	}
+	for i, p := range places {
+		at[i] = fmt.Sprintf("%s=%d-%d", at[i], p.first, p.last-1)
+	}
+	return strings.Join(at, ","), nil
 }
 
 // describe says what head and stage must agree on.
