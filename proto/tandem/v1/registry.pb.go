@@ -182,8 +182,9 @@ type Registration struct {
 	Numerics string `protobuf:"bytes,11,opt,name=numerics,proto3" json:"numerics,omitempty"`
 	// Settings that the worker runs with, by the names of its flags: of targets lookup, chunk, ddtree-budget,
 	// max-token-gap-ms, prefix-cache-ram-mb, prefix-cache-slots, kv-cache-budget (0 = no files), peer-fetch,
-	// cache-type-k and cache-type-v (types that the engine opened with, never auto). For /props. And placement: of a target
-	// in several engines, device or address and layers of each, counted from 0, such as cpu=0-3,box:8105=4-7. For /cluster.
+	// cache-type-k and cache-type-v (types that the engine opened with, never auto). For /props. And for /cluster
+	// placement: of a target in several engines, device or address and layers of each, counted from 0, such as
+	// cpu=0-3,box:8105=4-7.
 	Settings      map[string]string `protobuf:"bytes,12,rep,name=settings,proto3" json:"settings,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
