@@ -78,7 +78,7 @@ type share struct {
 func main() {
 	o := options{}
 	flag.IntVar(&o.rounds, "rounds", 12, "rounds of blocks after each start")
-	flag.IntVar(&o.starts, "starts", 2, "how often the clusters are started anew")
+	flag.IntVar(&o.starts, "starts", 2, "how often the clusters are started")
 	flag.IntVar(&o.requests, "requests", 16, "requests of a block")
 	flag.IntVar(&o.threads, "threads", 1, "threads of each engine")
 	modes := flag.String("modes", "off,tree", "off, chain, tree or auto, separated by commas")

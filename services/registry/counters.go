@@ -96,12 +96,14 @@ var Counters = map[string]string{
 // Gauges lists what workers send beside counters and what may fall again. The gateway names each like a counter,
 // without _total.
 var Gauges = map[string]string{
-	"engine_parked":            "1 while the worker has no engine because nobody uses it, else 0.",
-	"requests_parked":          "Requests that have given up their memory, or wait for some, now.",
-	"prefix_cache_entries":     "States of prompts in the prefix cache.",
-	"prefix_cache_disk_states": "States of prompts on disk.",
-	"prefix_cache_disk_bytes":  "Bytes of files of states.",
-	"prefix_cache_bytes":       "Memory of the prefix cache: states, their K/V rows, each once, and features for drafts.",
+	"device_memory_bytes":       "Memory of the device that counts towards the limit of the worker's engine.",
+	"device_memory_limit_bytes": "Memory of the device that the worker's engine may use.",
+	"engine_parked":             "1 while the worker has no engine because nobody uses it, else 0.",
+	"requests_parked":           "Requests that have given up their memory, or wait for some, now.",
+	"prefix_cache_entries":      "States of prompts in the prefix cache.",
+	"prefix_cache_disk_states":  "States of prompts on disk.",
+	"prefix_cache_disk_bytes":   "Bytes of files of states.",
+	"prefix_cache_bytes":        "Memory of the prefix cache: states, their K/V rows, each once, and features for drafts.",
 }
 
 // MetricName is the name of the gateway's instrument for a counter of a worker.

@@ -1,7 +1,9 @@
 package workernode
 
 import (
+	"cmp"
 	"context"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -174,7 +176,10 @@ func (k *Keeper[E]) Heartbeat(h *tandemv1.Heartbeat) {
 	if parked {
 		h.Counters["engine_parked"] = 1
 	}
-	e, _ := k.supervisor.Current()
+	e, running := k.supervisor.Current()
+	if running {
+		noteMemory(h, e)
+	}
 	g, ok := any(e).(interface{ Counts() engine.HandleCounts })
 	if !ok { // there is none, or none with sequences
 		return
@@ -182,6 +187,31 @@ func (k *Keeper[E]) Heartbeat(h *tandemv1.Heartbeat) {
 	c := g.Counts()
 	h.EngineSequences, h.OrphanedSequences = int32(c.Sequences), int32(c.Orphans)
 	h.Counters["orphaned_sequences_freed"] = float64(c.Freed)
+}
+
+// noteMemory adds what the engine has of its device's memory to a heartbeat; nothing when it does not answer in time.
+func noteMemory(h *tandemv1.Heartbeat, e engine.Engine) {
+	ctx, cancel := context.WithTimeout(context.Background(), statsTimeout)
+	defer cancel()
+	memory, err := e.Memory(ctx)
+	if err != nil {
+		return
+	}
+	used, total := uint64(0), uint64(0)
+	for _, m := range memory {
+		switch kind, bytes := strings.CutSuffix(m.Name, "_bytes"); {
+		case kind == "cap":
+			h.Counters["device_memory_limit_bytes"] = float64(m.Value)
+		case kind == "total":
+			total = m.Value
+		case bytes:
+			used += m.Value
+		}
+	}
+	// Engines of drafts and scorers give no total.
+	if used = cmp.Or(total, used); used > 0 {
+		h.Counters["device_memory_bytes"] = float64(used)
+	}
 }
 
 // Run keeps the engine open until ctx ends. The error of an engine that does not fit names the flags to turn.

@@ -102,7 +102,8 @@ func TestParks(t *testing.T) {
 		}
 		var h tandemv1.Heartbeat
 		k.Heartbeat(&h)
-		if h.EngineRestarts != 0 || h.Counters["engine_parks"] != 1 || h.Counters["engine_parked"] != 0 {
+		if h.EngineRestarts != 0 || h.Counters["engine_parks"] != 1 || h.Counters["engine_parked"] != 0 ||
+			h.Counters["device_memory_bytes"] == 0 {
 			t.Errorf("heartbeat: %d restarts, counters %v", h.EngineRestarts, h.Counters)
 		}
 		o.Opened()[1].Crash()

@@ -140,8 +140,12 @@ func TestMetricPages(t *testing.T) {
 		if !regexp.MustCompile(histogram + `_bucket\{[^\n]*trace_id="` + id).MatchString(page) {
 			t.Errorf("%s: no bucket of %s leads to the trace", name, histogram)
 		}
+		service := strings.Replace(name, "tandem-", "tandem-worker-", 1)
+		if name == "tandem-gateway" {
+			service = name
+		}
 		otlp := strings.ReplaceAll(strings.TrimSuffix(histogram, "_seconds"), "_", ".")
-		eventually(t, "the collector gets "+otlp, func() bool { return c.Metric(name, otlp) })
+		eventually(t, "the collector gets "+otlp, func() bool { return c.Metric(service, otlp) })
 	}
 	if strings.Contains(log.String(), "exemplar labels") {
 		t.Error("exemplars are too long for their format")

@@ -194,6 +194,8 @@ func TestPage(t *testing.T) {
 	p.axe("light")
 	p.race()
 	p.compression()
+	p.placement()
+	p.drain()
 	p.kill()
 	p.narrow()
 	p.dark()
@@ -296,6 +298,32 @@ func (p *page) compression() {
 	}
 	p.axe("compression")
 	p.do(chromedp.Click("#tab-chat"))
+}
+
+// placement looks at what the cards say of memory and layers.
+func (p *page) placement() {
+	p.t.Helper()
+	for _, worker := range []string{"worker-target", "worker-draft", "worker-prefill"} {
+		p.until(worker+" says what memory and layers it has", fmt.Sprintf(`(() => {
+			const facts = [...document.querySelectorAll('[data-worker=%q] dt')];
+			const says = (name) => facts.find((e) => e.textContent === name)?.nextElementSibling.textContent || "";
+			return /^[1-9][0-9]* (of [1-9][0-9]* )?MiB$/.test(says("memory")) && /^[1-9][0-9]*$/.test(says("layers"));
+		})()`, worker))
+	}
+}
+
+// drain takes the draft out, asks without it, and takes it back.
+func (p *page) drain() {
+	p.t.Helper()
+	const draft = `document.querySelector('[data-worker="worker-draft"]')`
+	p.do(chromedp.Click(`[data-drain="worker-draft"]`))
+	p.until("the draft is draining", draft+`.dataset.state === "draining" &&
+		`+draft+`.querySelector("[data-drain]").textContent === "Take back"`)
+	p.axe("draining")
+	p.chat("What is a map in Go?")
+	p.do(chromedp.Click(`[data-drain="worker-draft"]`))
+	p.until("the draft is back", draft+`.dataset.state === "ready" &&
+		`+draft+`.querySelector("[data-drain]").textContent === "Drain"`)
 }
 
 // kill kills the draft, which goes and comes back, and then the target's engine. A button outlives news of its worker:

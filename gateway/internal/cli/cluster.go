@@ -320,8 +320,8 @@ func workerEnvironment() []string {
 	}))
 }
 
-// unheeded warns of variables that stand for flags of workers, but for none of tandem serve: what its workers do is said
-// by its own flags alone, and one port or name would not do for three of them.
+// unheeded warns of variables that stand for flags of workers, but for none of tandem serve: what its workers do is
+// said by its own flags alone, and one port or name would not do for three of them.
 func unheeded(own []*kong.Flag, environ []string) []config.Warning {
 	var out []config.Warning
 	for _, entry := range environ {

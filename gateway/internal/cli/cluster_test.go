@@ -74,8 +74,8 @@ func TestWorkerCommandLines(t *testing.T) {
 	}
 }
 
-// TestVariablesOfWorkers: tandem serve says which variables its workers do not get. Those of its own flags, and those of
-// clients, are no concern.
+// TestVariablesOfWorkers: tandem serve says which variables its workers do not get. Those of its own flags, and those
+// of clients, are no concern.
 func TestVariablesOfWorkers(t *testing.T) {
 	for name, value := range map[string]string{"TANDEM_METRICS_LISTEN": "127.0.0.1:9464", "TANDEM_LANES": "2",
 		"TANDEM_ADMIN_LISTEN": "", "TANDEM_SERVER": "http://127.0.0.1:8000"} {
@@ -87,7 +87,8 @@ func TestVariablesOfWorkers(t *testing.T) {
 		t.Errorf("warnings: %s", errOut)
 	}
 	t.Setenv("TANDEM_METRICS_LISTEN", "")
-	if _, _, errOut = tandem(t, "", "serve", "--demo", "--programs", programs(t), "--verify-config"); strings.Contains(errOut, "is a flag of workers") {
+	_, _, errOut = tandem(t, "", "serve", "--demo", "--programs", programs(t), "--verify-config")
+	if strings.Contains(errOut, "is a flag of workers") {
 		t.Errorf("warnings without a cause: %s", errOut)
 	}
 }

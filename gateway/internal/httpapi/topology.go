@@ -58,10 +58,14 @@ type stageEntry struct {
 	Rows       string `json:"rows,omitempty"`
 }
 
-func stagesOf(places []*tandemv1.StagePlace) []stageEntry {
+// stagesOf lists the engines of a worker: a target in several says so itself, of others the model says it.
+func stagesOf(reg *tandemv1.Registration) []stageEntry {
 	var list []stageEntry
-	for _, p := range places {
+	for _, p := range reg.GetStages() {
 		list = append(list, stageEntry{p.GetDevice(), p.GetLayerFirst(), p.GetLayerLast(), p.GetRows()})
+	}
+	if m := reg.GetModel(); list == nil && m.GetLayerLast() > m.GetLayerFirst() {
+		list = []stageEntry{{Device: reg.GetDevice(), LayerFirst: m.GetLayerFirst(), LayerLast: m.GetLayerLast()}}
 	}
 	return list
 }
@@ -225,7 +229,7 @@ func (s *Server) workers() topologyBody {
 			MaxCtx: reg.GetLimits().GetMaxContext(), Lanes: reg.GetLimits().GetLanes(), LanesBusy: int(hb.GetLanesBusy()),
 			LastHeartbeat: time.Since(w.LastHeartbeat).Milliseconds(), RTT: hb.GetRttMs(),
 			Version: reg.GetVersion(), Contract: reg.GetContract(), Numerics: reg.GetNumerics(),
-			Stages: stagesOf(reg.GetStages()), Epoch: w.Epoch,
+			Stages: stagesOf(reg), Epoch: w.Epoch,
 			Restarts: hb.GetEngineRestarts(), Drafts: w.Drafts, Attached: hb.GetAttached(),
 			Refused: refusedOf(workers, hb.GetRefusedDrafts()), Sequences: hb.GetEngineSequences(),
 			Orphans: hb.GetOrphanedSequences(), LoadedBytes: hb.GetLoadedBytes(),

@@ -71,3 +71,19 @@ func TestSpecificationListsCluster(t *testing.T) {
 		}
 	}
 }
+
+// TestStagesOf: a target in several engines says who has which layers; of others the model says it.
+func TestStagesOf(t *testing.T) {
+	reg := &tandemv1.Registration{Device: "cpu", Model: &tandemv1.ModelInfo{NLayers: 8, LayerLast: 8}}
+	if have := stagesOf(reg); !slices.Equal(have, []stageEntry{{"cpu", 0, 8, ""}}) {
+		t.Errorf("one engine: %v", have)
+	}
+	reg.Stages = []*tandemv1.StagePlace{{Device: "cpu", LayerLast: 4},
+		{Device: "[::1]:8105", LayerFirst: 4, LayerLast: 8, Rows: "direct"}}
+	if have := stagesOf(reg); !slices.Equal(have, []stageEntry{{"cpu", 0, 4, ""}, {"[::1]:8105", 4, 8, "direct"}}) {
+		t.Errorf("two engines: %v", have)
+	}
+	if have := stagesOf(&tandemv1.Registration{}); have != nil {
+		t.Errorf("a worker without a model has %v", have)
+	}
+}

@@ -359,11 +359,16 @@ func (e *Engine) Memory(context.Context) ([]engine.Stat, error) {
 	if err := e.Err(); err != nil {
 		return nil, err
 	}
-	return []engine.Stat{
+	held := []engine.Stat{
 		{Name: "weight_bytes", Value: weights(&e.options, e.m.o)},
 		{Name: "state_bytes", Value: uint64(e.options.MaxSequences) * stateBytes},
 		{Name: "kv_bytes", Value: perToken(&e.options, e.m.o) * uint64(e.options.KVPositions)},
-	}, nil
+	}
+	total := uint64(0)
+	for _, m := range held {
+		total += m.Value
+	}
+	return append(held, engine.Stat{Name: "total_bytes", Value: total}), nil
 }
 
 // Handles implements engine.Engine.

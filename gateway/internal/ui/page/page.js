@@ -82,6 +82,12 @@ async function kill(worker, part) {
   if (!answer.ok) linked((await answer.text()).slice(0, 200), "bad");
 }
 
+/** drain has a worker take no new work, or takes that back. */
+async function drain(worker, undo) {
+  const answer = await ask("cluster/drain", { worker, undo });
+  if (!answer.ok) linked((await answer.text()).slice(0, 200), "bad");
+}
+
 /** take hands an event to the parts that show it. */
 function take(event) {
   switch (event.type) {
@@ -92,7 +98,7 @@ function take(event) {
       linked("live", "good");
       break;
     case "cluster":
-      showCluster(event, state.kill, kill);
+      showCluster(event, state.kill, { kill, drain });
       lanes.workers(event.workers);
       break;
     case "requests":
