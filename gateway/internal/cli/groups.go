@@ -18,7 +18,7 @@ var groups = []struct {
 			"draft-cache-type fa-window chunk prefix-cache- peer-fetch cache-isolation cache-dir lazy-draft park-after engine programs"},
 	{"speculation", "Speculation:", "ddtree-budget lookup"},
 	{"ports", "Ports and access:",
-		"host port grpc-port registry-listen authority cert- join-token- plaintext api-key api-key-file protect-introspection tls- no-cors cors- allowed- " +
+		"host port grpc-port registry registry- authority cert- join-token- plaintext api-key api-key-file protect-introspection tls- no-cors cors- allowed- " +
 			"seal-key-file"},
 	{"output", "Answers:", "default- max-tokens-ceiling max-n think- hard-limit- reasoning- degenerate-watchdog " +
 		"stream-usage-default anthropic- image-policy response-store-mb"},

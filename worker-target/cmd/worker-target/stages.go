@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
