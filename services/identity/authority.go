@@ -46,6 +46,7 @@ const (
 type Authority struct {
 	dir      string
 	lifetime time.Duration
+	shared   SharedLedger // nil = the folder is all
 }
 
 // issued is what the ledger knows of a worker's name.
@@ -280,7 +281,7 @@ func (a *Authority) Redeem(csr []byte, secret string, who Identity) (chain [][]b
 	if err := CheckID(who.ID); err != nil {
 		return nil, nil, fmt.Errorf("worker_id: %w", err)
 	}
-	err = a.locked(func(l *ledger) error {
+	err = a.lockedFor(true, func(l *ledger) error {
 		t, err := l.find(secret, digestOf(public))
 		if err != nil {
 			return err
@@ -403,7 +404,10 @@ func (a *Authority) sign(l *ledger, who Identity, public crypto.PublicKey) ([][]
 }
 
 // locked runs f with the ledger while no other process has it, and writes the ledger when f succeeds.
-func (a *Authority) locked(f func(*ledger) error) error {
+func (a *Authority) locked(f func(*ledger) error) error { return a.lockedFor(false, f) }
+
+// lockedFor is locked. What has to be sure fails when it cannot be told what other gateways did.
+func (a *Authority) lockedFor(sure bool, f func(*ledger) error) error {
 	lock, err := os.OpenFile(filepath.Join(a.dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return err
@@ -424,7 +428,7 @@ func (a *Authority) locked(f func(*ledger) error) error {
 			return fmt.Errorf("%s: %w", path, err)
 		}
 	}
-	if err := f(l); err != nil {
+	if err := a.together(l, sure, f); err != nil {
 		return err
 	}
 	if data, err = json.MarshalIndent(l, "", " "); err != nil {

@@ -3,10 +3,12 @@ package identity
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"time"
 
 	"github.com/tandem-inference/tandem/services/pause"
 	"github.com/tandem-inference/tandem/services/telemetry"
+	"github.com/tandem-inference/tandem/services/wholefile"
 	"go.uber.org/zap"
 )
 
@@ -19,6 +21,7 @@ type Head struct {
 	log       *zap.Logger
 	own       []*owned
 	poll      time.Duration
+	ledger    string // stamp of the file that the other gateways know
 }
 
 // owned is a worker whose folder the gateway writes.
@@ -78,6 +81,13 @@ func (h *Head) Run(ctx context.Context) error {
 
 func (h *Head) look(read *string) error {
 	var errs []error
+	if now := wholefile.Stamp(filepath.Join(h.authority.dir, ledgerFile)); h.authority.shared != nil && now != h.ledger {
+		if err := h.authority.Sync(); err != nil {
+			errs = append(errs, err)
+		} else {
+			h.ledger = wholefile.Stamp(filepath.Join(h.authority.dir, ledgerFile))
+		}
+	}
 	if time.Now().After(h.source.Pair().renewAt()) {
 		_, err := h.authority.IssueGateway(h.name)
 		errs = append(errs, err)

@@ -3,6 +3,7 @@ package identity
 import (
 	"context"
 	"crypto/x509"
+	"errors"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/telemetry"
@@ -47,6 +48,9 @@ func (s *Issuer) IssueCertificate(ctx context.Context, req *tandemv1.IssueCertif
 	}
 	if err != nil {
 		s.Logger.Warn("certificate refused", zap.Stringer(telemetry.KeyWorker, who), zap.NamedError(telemetry.KeyErr, err))
+		if errors.Is(err, errAsk) {
+			return nil, status.Error(codes.Unavailable, err.Error())
+		}
 		return nil, status.Error(codes.PermissionDenied, err.Error())
 	}
 	s.Logger.Info("certificate issued", zap.Stringer(telemetry.KeyWorker, who))

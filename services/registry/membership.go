@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -206,6 +207,9 @@ func (m *Membership) learn(now time.Time) {
 		if address == "" || known || !settled || m.members[address] != nil {
 			continue
 		}
+		if hostOnly(m.registration.GetAddress()) && !hostOnly(address) {
+			continue // it could not reach this worker
+		}
 		m.members[address] = &member{address: address, order: afterAll, named: true, gateway: id}
 	}
 	for address, x := range m.members {
@@ -328,6 +332,15 @@ func (m *Membership) first() *member {
 		return nil
 	}
 	return held[0]
+}
+
+// hostOnly reports whether an address is reached from its own host alone.
+func hostOnly(address string) bool {
+	if strings.HasPrefix(address, "unix:") {
+		return true
+	}
+	host, _, err := net.SplitHostPort(address)
+	return err == nil && (host == "localhost" || net.ParseIP(host).IsLoopback())
 }
 
 // dialName is the form of an address that gRPC dials.

@@ -23,7 +23,7 @@ type Server struct {
 func Start(t testing.TB) *Server {
 	t.Helper()
 	c := embed.NewConfig()
-	c.Dir, c.LogLevel, c.LogOutputs = t.TempDir(), "error", []string{"stderr"}
+	c.Dir, c.LogLevel, c.LogOutputs = t.TempDir(), "fatal", []string{"stderr"}
 	c.UnsafeNoFsync = true // what a test writes need not outlive the machine
 	peer := url.URL{Scheme: "http", Host: free(t)}
 	client := url.URL{Scheme: "http", Host: free(t)}

@@ -281,8 +281,9 @@ func TestResponsesErrors(t *testing.T) {
 		status int
 		code   string
 	}{
-		"background": {responseParams("Hi", func(p *responses.ResponseNewParams) { p.Background = openai.Bool(true) }), 400,
-			"unsupported_parameter"},
+		"background": {responseParams("Hi", func(p *responses.ResponseNewParams) {
+			p.Background, p.Store = openai.Bool(true), openai.Bool(false)
+		}), 400, "invalid_value"},
 		"previous": {responseParams("Hi",
 			func(p *responses.ResponseNewParams) { p.PreviousResponseID = openai.String("resp_none") }), 400,
 			"previous_response_not_found"},

@@ -139,6 +139,15 @@ func PreviousResponse(id string) *Error {
 		Param: "previous_response_id", Message: fmt.Sprintf("the response %q is not kept here (any more)", id)}
 }
 
+// StoreAway: what was asked for may be kept by the store that the gateways share, which does not answer.
+func StoreAway(cause error) *Error {
+	return &Error{Status: http.StatusServiceUnavailable, Type: TypeServer, Code: "store_unavailable",
+		Message: "the store that the gateways share does not answer", RetryAfter: storeRetry, cause: cause}
+}
+
+// storeRetry is when a store that does not answer may be asked again.
+const storeRetry = 2 * time.Second
+
 // MethodNotAllowed: known path, wrong method.
 func MethodNotAllowed(method, path string) *Error {
 	return &Error{Status: http.StatusMethodNotAllowed, Type: TypeInvalidRequest, Code: "method_not_allowed",

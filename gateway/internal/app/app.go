@@ -13,14 +13,18 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/apikey"
 	"github.com/tandem-inference/tandem/gateway/internal/bodybudget"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
+	"github.com/tandem-inference/tandem/gateway/internal/gateways"
 	"github.com/tandem-inference/tandem/gateway/internal/httpapi"
 	"github.com/tandem-inference/tandem/gateway/internal/live"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
+	"github.com/tandem-inference/tandem/gateway/internal/responses"
+	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	"github.com/tandem-inference/tandem/gateway/internal/traces"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	"github.com/tandem-inference/tandem/services/identity"
 	"github.com/tandem-inference/tandem/services/registry"
+	"github.com/tandem-inference/tandem/services/shared"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 	"go.uber.org/zap"
@@ -44,6 +48,8 @@ type Deps struct {
 	Version string
 	// Kill kills a worker that this process started, or its engine, for the page at /ui; nil = it may not.
 	Kill func(worker string, engine bool) error
+	// Store replaces that of --registry, for tests. The app closes it.
+	Store shared.Store
 	// Listeners replace the addresses of the configuration, for tests and for parents that pass sockets on. The app
 	// closes them.
 	HTTP, GRPC, Registry net.Listener
@@ -73,6 +79,12 @@ type App struct {
 	httpServer     *http.Server
 	grpcServer     *grpc.Server // nil when the port is off
 	registryServer *grpc.Server
+
+	link      *shared.Link   // to what the gateways share; nil = this one is alone
+	node      *gateways.Node // of this gateway among them
+	memory    *toolcall.Memory
+	responses *responses.Service
+	store     shared.Store // nil = this gateway is alone
 
 	head *identity.Head // of the cluster's certificates; nil = there are none
 
@@ -109,11 +121,18 @@ func New(cfg Config, deps Deps) (_ *App, err error) {
 	defer func() {
 		if err != nil {
 			a.closeListeners()
+			a.closeStore()
 			a.cancelRequests(err)
 		}
 	}()
 	if err := a.listen(); err != nil {
 		return nil, err
+	}
+	if a.store, err = a.openStore(); err != nil {
+		return nil, err
+	}
+	if a.store != nil {
+		a.link = shared.NewLink(a.store, a.log.Named("gateways"))
 	}
 	if err := a.certify(); err != nil {
 		return nil, err
@@ -197,6 +216,11 @@ func (a *App) Run(ctx context.Context) error {
 	if a.head != nil {
 		grp.Go(func() error { return a.head.Run(parts) })
 	}
+	if a.node != nil {
+		grp.Go(func() error { return a.node.Run(parts) })
+		grp.Go(func() error { return a.responses.Run(parts) })
+		grp.Go(func() error { return a.shareTools(parts) })
+	}
 	grp.Go(func() error {
 		select {
 		case <-ctx.Done():
@@ -208,6 +232,7 @@ func (a *App) Run(ctx context.Context) error {
 	})
 	err := grp.Wait()
 	a.closeListeners()
+	a.closeStore()
 	flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), finishGrace)
 	defer cancel()
 	if lost := a.deps.Traces.Shutdown(flush); lost != nil {
@@ -261,6 +286,7 @@ func (a *App) shutdown() {
 	case <-grpcDone:
 	case <-grace.Done():
 	}
+	a.responses.Wait(grace)
 	a.cancelRequests(reqerr.Draining())
 	if a.grpcServer != nil {
 		a.grpcServer.Stop()
@@ -271,8 +297,17 @@ func (a *App) shutdown() {
 	if a.httpServer.Shutdown(last) != nil {
 		_ = a.httpServer.Close()
 	}
-	a.registry.Drain()
+	a.responses.Wait(last)
+	if a.alone() {
+		a.registry.Drain() // else the workers serve the other gateways
+	}
 	a.registryServer.Stop()
+}
+
+func (a *App) closeStore() {
+	if a.store != nil {
+		_ = a.store.Close()
+	}
 }
 
 func (a *App) closeListeners() {

@@ -44,6 +44,9 @@ func (a *App) certify() error {
 	if err != nil {
 		return fmt.Errorf("--authority: %w", err)
 	}
+	if a.link != nil {
+		authority.Share(ledger{a.link})
+	}
 	if a.head, err = identity.NewHead(authority, GatewayName(), a.log.Named("certs")); err != nil {
 		return fmt.Errorf("--authority: %w", err)
 	}
@@ -59,7 +62,7 @@ func (a *App) writeToken(authority *identity.Authority) error {
 		return nil
 	}
 	token, err := authority.NewToken(identity.JoinToken{TTL: tokenLife, Uses: identity.ManyUses,
-		Label: "--join-token-output", Replace: true})
+		Label: a.tokenLabel(), Replace: true})
 	if err == nil {
 		err = wholefile.Write(a.cfg.JoinTokenOutput, []byte(token+"\n"))
 	}
@@ -67,6 +70,15 @@ func (a *App) writeToken(authority *identity.Authority) error {
 		return fmt.Errorf("--join-token-output: %w", err)
 	}
 	return nil
+}
+
+// tokenLabel tells the tokens of gateways apart that share what their authority remembers.
+func (a *App) tokenLabel() string {
+	const label = "--join-token-output"
+	if a.link == nil {
+		return label
+	}
+	return label + " " + GatewayName() + " " + a.cfg.JoinTokenOutput
 }
 
 // transport is how the gateway talks to workers.

@@ -26,6 +26,14 @@ type Config struct {
 	GRPCPort       int    `name:"grpc-port" default:"8103" help:"Port of the public gRPC API; 0 picks a free one, -1 turns it off."`
 	RegistryListen string `default:"127.0.0.1:8104" placeholder:"ADDR" help:"Where workers join: host:port or unix:///path. From other hosts they need a certificate, which a join token of tandem certs token gets."`
 
+	Registry             string `default:"embedded" placeholder:"STORE" help:"Where the gateways of one cluster keep what they share: embedded (this gateway is the only one), etcd://HOST:PORT[,HOST:PORT][/PREFIX], or kubernetes://NAMESPACE from within a pod (Secrets and Leases; without NAMESPACE the pod's own). Whoever reads the store reads prompts."`
+	RegistryCA           string `name:"registry-ca" type:"path" placeholder:"PATH" help:"Certificate of the authority of --registry's server; with it, or with --registry-cert, the connection has TLS."`
+	RegistryCert         string `type:"path" placeholder:"PATH" help:"Certificate with which the gateway shows who it is to --registry's server."`
+	RegistryKey          string `type:"path" placeholder:"PATH" help:"Key of that certificate."`
+	RegistryUser         string `placeholder:"NAME" help:"User at --registry's server."`
+	RegistryPasswordFile string `type:"path" placeholder:"PATH" help:"File that holds the password of that user."`
+	RegistryAdvertise    string `placeholder:"ADDR" help:"Where workers reach --registry-listen, as other gateways tell them; default: that address, with this host's name in place of a wildcard."`
+
 	Authority       string        `type:"path" placeholder:"DIR" help:"Folder of the cluster's authority, which gives workers their certificates; made when missing. Default where other hosts reach --registry-listen: tandem/cluster in the user's configuration."`
 	CertLifetime    time.Duration `default:"24h" placeholder:"DURATION" help:"Life of a worker's certificate; it is renewed after two thirds of that."`
 	JoinTokenOutput string        `type:"path" placeholder:"PATH" help:"Write a join token to this file that works any number of times until the gateway starts again, for workers that are started together with it; whoever reads the file can join."`
@@ -116,7 +124,7 @@ const cacheByKey = "key"
 // Defaults returns the configuration that the flags' defaults describe, for callers without a command line.
 func Defaults() Config {
 	return Config{
-		Host: "127.0.0.1", Port: 8000, GRPCPort: 8103, RegistryListen: "127.0.0.1:8104",
+		Host: "127.0.0.1", Port: 8000, GRPCPort: 8103, RegistryListen: "127.0.0.1:8104", Registry: RegistryEmbedded,
 		CertLifetime:       identity.DefaultLifetime,
 		DegenerateWatchdog: watchdog.AfterClose, MaxN: 8, MaxQueue: 256, QueueTimeoutS: 600, NoWorkerTimeoutS: 30,
 		FailoverTimeoutS: 60, ShutdownGraceS: 30, SSEKeepaliveS: 15, StreamUsageDefault: true,
@@ -160,6 +168,12 @@ func (c *Config) validateListeners(bad report) {
 	}
 	if _, _, err := splitListen(c.RegistryListen); err != nil {
 		bad("registry-listen", "%v", err)
+	}
+	if _, err := parseRegistry(c.Registry); err != nil {
+		bad("registry", "%v", err)
+	}
+	if (c.RegistryCert == "") != (c.RegistryKey == "") {
+		bad("registry-cert", "needs --registry-key and the other way round")
 	}
 	if c.Plaintext && (c.Authority != "" || c.JoinTokenOutput != "") {
 		bad("plaintext", "is for gateways without --authority and --join-token-output")
@@ -254,7 +268,8 @@ func (c *Config) validateFiles(bad report) {
 	}
 	for flag, path := range map[string]string{"model": c.Model, "prefill-drafter": c.PrefillDrafter,
 		"chat-template-file": c.ChatTemplateFile, "model-card": c.ModelCard,
-		"api-key-file": c.APIKeyFile, "tls-cert": c.TLSCert, "tls-key": c.TLSKey} {
+		"registry-ca": c.RegistryCA, "registry-cert": c.RegistryCert, "registry-key": c.RegistryKey,
+		"registry-password-file": c.RegistryPasswordFile, "api-key-file": c.APIKeyFile, "tls-cert": c.TLSCert, "tls-key": c.TLSKey} {
 		if path == "" {
 			continue
 		}
@@ -288,6 +303,11 @@ func (c *Config) Check() []config.Warning {
 		warn("plaintext", c.RegistryListen+
 			" is reachable from other machines: whoever reaches it can join as a worker and read prompts; keep it on a "+
 			"network of your own")
+	}
+	if at, err := parseRegistry(c.Registry); err == nil && c.RegistryCA == "" && c.RegistryCert == "" &&
+		slices.ContainsFunc(at.endpoints, config.Exposed) {
+		warn("registry", c.Registry+" is reached without TLS: prompts and answers of the Responses API travel unencrypted; "+
+			"set --registry-ca")
 	}
 	if slices.Contains(c.CORSOrigin, httpapi.OriginAny) && !c.NoCORS && !keys {
 		warn("cors-origin", "* without a key lets every web page that somebody opens on this machine use the gateway; set "+

@@ -143,6 +143,7 @@ func (a *App) wire() error {
 	cfg := a.cfg
 	a.registry = registry.NewServer(registry.ServerConfig{LeaseTTL: seconds(cfg.LeaseTTLS),
 		Logger: a.log.Named("registry")})
+	a.joinGateways()
 	failover := seconds(cfg.FailoverTimeoutS)
 	a.cluster = cluster.New(cluster.Config{
 		Targets: cluster.PoolConfig{MaxQueue: cfg.MaxQueue, QueueTimeout: seconds(cfg.QueueTimeoutS), Grace: failover,
@@ -158,7 +159,7 @@ func (a *App) wire() error {
 	}
 	set, err := metrics.New(a.deps.Metrics.MeterProvider(), metrics.Sources{
 		QueueDepth: a.cluster.Targets.Queued, Workers: a.cluster.Workers, Busy: a.cluster.Targets.Busy,
-		Tokens: a.cluster.Targets.Tokens, Routed: a.cluster.Targets.Routed,
+		Tokens: a.cluster.Targets.Tokens, Routed: a.cluster.Targets.Routed, Store: a.link,
 	})
 	if err != nil {
 		return err
@@ -167,7 +168,7 @@ func (a *App) wire() error {
 	board := a.openPage()
 	gen := generate.New(generate.Config{
 		MaxTokensCeiling: cfg.MaxTokensCeiling, StrictContext: cfg.StrictContext, FailoverTimeout: failover,
-		FailoverAny: cfg.FailoverAny, Watchdog: cfg.DegenerateWatchdog,
+		QueueTimeout: seconds(cfg.QueueTimeoutS), FailoverAny: cfg.FailoverAny, Watchdog: cfg.DegenerateWatchdog,
 	}, generate.Deps{Targets: a.cluster.Targets, Metrics: set, Tracer: a.deps.Traces.TracerProvider(),
 		Board: board, Logger: a.log.Named("generate")})
 	curve, err := compress.ParseCurve(cfg.PrefillKeepCurve)
@@ -185,20 +186,25 @@ func (a *App) wire() error {
 	if err := a.load(); err != nil {
 		return err
 	}
-	memory := toolcall.NewMemory()
+	a.memory = toolcall.NewMemory()
 	turns := turn.New(turn.Config{
 		MaxN: cfg.MaxN, DefaultThinking: cfg.DefaultThinking, StrictModel: cfg.StrictModel,
 		Keepalive: seconds(cfg.SSEKeepaliveS), RequestTimeout: seconds(cfg.RequestTimeoutS),
 		QueuedHeaders: seconds(cfg.QueuedHeadersS), ImagePlaceholder: cfg.ImagePolicy == imagesReplaced,
 		IsolateCache: cfg.CacheIsolation == cacheByKey, ReadAhead: cfg.ReadAhead == "on",
-	}, turn.Deps{Model: a.models.served, Generator: gen, Compressor: pflash, Budgets: limits, Memory: memory,
+	}, turn.Deps{Model: a.models.served, Generator: gen, Compressor: pflash, Budgets: limits, Memory: a.memory,
 		Ahead: a.cluster.Targets, Logger: a.log.Named("turn")})
 	a.turns = turns
 	dialect := openai.New(openai.Config{StreamUsageDefault: cfg.StreamUsageDefault}, openai.Deps{Turn: turns})
 	secret, err := a.sealKey()
+	if err == nil {
+		secret, err = a.sharedSeal(secret)
+	}
 	if err != nil {
 		return err
 	}
+	a.responses = responses.New(responses.Config{StoreBytes: cfg.ResponseStoreMB << 20, Key: secret},
+		responses.Deps{Turn: turns, Node: a.node, Base: a.requests, Logger: a.log.Named("responses")})
 	a.api, err = httpapi.New(httpapi.Config{
 		Keys: a.keys, ProtectIntrospection: cfg.ProtectIntrospection, CORSOrigins: cfg.CORSOrigin, NoCORS: cfg.NoCORS,
 		LocalHosts:   !config.Exposed(a.httpLis.Addr().String()) || a.httpLis.Addr().Network() == "unix",
@@ -209,11 +215,10 @@ func (a *App) wire() error {
 		},
 	}, httpapi.Deps{
 		Turns: turns, OpenAI: dialect,
-		Responses: responses.New(responses.Config{StoreBytes: cfg.ResponseStoreMB << 20, Key: secret},
-			responses.Deps{Turn: turns, Logger: a.log.Named("responses")}),
+		Responses: a.responses, StoreAway: a.storeAway,
 		Anthropic: anthropic.New(anthropic.Config{InputTotal: cfg.AnthropicInputTotal, Key: secret},
 			anthropic.Deps{Turn: turns, Logger: a.log.Named("anthropic")}),
-		Cluster: a.cluster, Targets: a.cluster.Targets, Memory: memory, Model: a.models.served,
+		Cluster: a.cluster, Targets: a.cluster.Targets, Memory: a.memory, Model: a.models.served,
 		Envelope: limits.Envelope, Metrics: set, Scrape: a.deps.Metrics.Handler(), Logger: a.log.Named("http"),
 		Tracer: a.deps.Traces.TracerProvider(), Traces: a.traces, Live: a.live, Kill: a.deps.Kill,
 		Admission: a.registry, Bodies: a.bodies,

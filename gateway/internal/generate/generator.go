@@ -33,6 +33,8 @@ type Config struct {
 	StrictContext    bool
 	// FailoverTimeout is how long a generation that lost its worker waits for another.
 	FailoverTimeout time.Duration
+	// QueueTimeout is how long a request waits for a slot that its worker gave to another gateway, 0 = without limit.
+	QueueTimeout time.Duration
 	// FailoverAny lets a generation move to a worker with another contract id when no equal one is free.
 	FailoverAny bool
 	// Watchdog is a mode of package watchdog; empty = off.
@@ -149,7 +151,7 @@ func (r *run) run(ctx context.Context) (*Usage, error) {
 	r.seen.Phase(live.PhaseQueue)
 	ticket, err := g.targets.Submit(cluster.Demand{
 		Slots: len(jobs), Tokens: need, Share: req.Share, Priority: req.Priority, Prompt: r.toRoute(jobs),
-		Isolation: req.CacheScope, Session: r.session(),
+		Isolation: req.CacheScope, Session: r.session(), Contract: req.Contract, AnyContract: g.cfg.FailoverAny,
 	})
 	if err != nil {
 		return nil, r.fail(ctx, err)
@@ -302,8 +304,13 @@ func (r *run) length(p, c int) (n, clamped int, err error) {
 }
 
 // admitted tells the sink once.
-func (r *run) admitted() error {
-	r.once.Do(func() { r.admitErr = r.sink.Admitted() })
+func (r *run) admitted(contract string) error {
+	r.once.Do(func() {
+		if r.req.Taken != nil {
+			r.req.Taken(contract)
+		}
+		r.admitErr = r.sink.Admitted()
+	})
 	return r.admitErr
 }
 

@@ -59,6 +59,13 @@ type Request struct {
 	Compressed func(*compress.Report)
 	// RawTokens hands the ids of each step to the sink as well.
 	RawTokens bool
+	// TokenByToken hands over what each token makes visible by itself, so that the calls of Delta depend on the text alone
+	// and not on the steps in which a worker committed it.
+	TokenByToken bool
+	// Taken is called with the contract id of the worker that took the first choice, before Admitted; nil = nobody is told.
+	Taken func(contract string)
+	// Contract is the contract id that the workers must have, for a request that began elsewhere; nil = any.
+	Contract *string
 	// Constraint limits what may be chosen; nil = nothing. Its Reasoning is filled by Reasoning.
 	Constraint *tandemv1.Guide
 	// Reasoning says how the reasoning of a choice is bounded that may have max tokens and whose prompt ends inside

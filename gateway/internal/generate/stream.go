@@ -158,7 +158,7 @@ func (s *stream) takeover(ctx context.Context, lostAt time.Time, cause error) (*
 		timeout = fmt.Errorf("no worker with the contract id %s took over in time (--failover-any lets others take over)",
 			s.contract)
 	}
-	wait, cancel := context.WithDeadlineCause(ctx, lostAt.Add(g.cfg.FailoverTimeout), timeout)
+	wait, cancel := s.patience(ctx, lostAt, cause, timeout)
 	defer cancel()
 	demand := cluster.Demand{Slots: 1, Tokens: len(s.job.prompt) + s.job.max, Priority: s.r.req.Priority, Takeover: true,
 		AnyContract: g.cfg.FailoverAny, Avoid: s.avoid}
@@ -181,6 +181,21 @@ func (s *stream) takeover(ctx context.Context, lostAt time.Time, cause error) (*
 		return nil, reqerr.WorkerFailed(errors.Join(cause, context.Cause(wait)))
 	}
 	return slot, err
+}
+
+// patience bounds the wait for another slot. A worker that has none, because other gateways use it too, is waited for as
+// long as requests wait in the queue.
+func (s *stream) patience(ctx context.Context, lostAt time.Time, cause, timeout error) (
+	context.Context, context.CancelFunc,
+) {
+	limit := s.r.g.cfg.FailoverTimeout
+	if rpcerr.Code(cause) == codes.ResourceExhausted && !s.begun() {
+		if s.r.g.cfg.QueueTimeout == 0 {
+			return context.WithCancel(ctx)
+		}
+		limit = max(limit, s.r.g.cfg.QueueTimeout)
+	}
+	return context.WithDeadlineCause(ctx, lostAt.Add(limit), timeout)
 }
 
 // sinkError marks errors of the sink: the client is gone, the worker is fine.
@@ -266,7 +281,7 @@ func (s *stream) message(msg *tandemv1.DecodeResponse) error {
 		if err := s.admit(ev.Admitted); err != nil {
 			return err
 		}
-		return wrapSink(s.r.admitted())
+		return wrapSink(s.r.admitted(s.contract))
 	case *tandemv1.DecodeResponse_Prefilled:
 		s.cached, s.saved = int(ev.Prefilled.GetCachedTokens()), int(ev.Prefilled.GetSavedTokens())
 		s.slot.Read(s.cached)
@@ -359,6 +374,11 @@ func (s *stream) tokens(c *tandemv1.Committed) error {
 		if !more {
 			s.ended = FinishStop
 			break
+		}
+		if s.r.req.TokenByToken {
+			if err := s.hand(); err != nil {
+				return err
+			}
 		}
 	}
 	if err := s.hand(); err != nil {

@@ -36,6 +36,11 @@ func (s *Server) state() healthBody {
 					draftAt(workers, r[0].GetAddress()), r[0].GetReason())}
 			}
 		}
+		if s.storeAway != nil {
+			if away := s.storeAway(); away != "" {
+				return healthBody{"degraded", away}
+			}
+		}
 		return healthBody{Status: "ok"}
 	}
 	for _, w := range workers {

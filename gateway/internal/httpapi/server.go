@@ -77,6 +77,8 @@ type Deps struct {
 	Bodies *bodybudget.Budget
 	// Draining tells whether the gateway is shutting down.
 	Draining func() bool
+	// StoreAway says what does not work because the gateways' store is away, empty when it is there; nil = there is none.
+	StoreAway func() string
 	// ScorerReady tells whether prompt compression can run.
 	ScorerReady func() bool
 	// Envelope says what holds for a model: card, lengths, budgets of reasoning.
@@ -181,6 +183,7 @@ type Server struct {
 	bodies      *bodybudget.Budget
 	draining    func() bool
 	scorerReady func() bool
+	storeAway   func() string
 	envelope    func(*model.Model) modelcard.Envelope
 
 	routes map[string]*route
@@ -201,7 +204,7 @@ func New(cfg Config, deps Deps) (*Server, error) {
 		cfg: cfg, turns: deps.Turns, openai: deps.OpenAI, cluster: deps.Cluster, targets: deps.Targets, memory: deps.Memory,
 		model: deps.Model, metrics: deps.Metrics, scrapes: deps.Scrape, log: deps.Logger,
 		tracer: newTracer(deps.Tracer), traces: deps.Traces, looks: deps.Live, kill: deps.Kill, bodies: deps.Bodies,
-		admission: deps.Admission, draining: deps.Draining, scorerReady: deps.ScorerReady,
+		admission: deps.Admission, draining: deps.Draining, scorerReady: deps.ScorerReady, storeAway: deps.StoreAway,
 		envelope: deps.Envelope, routes: map[string]*route{},
 	}
 	s.add("GET", "/", accessOpen, false, s.health)

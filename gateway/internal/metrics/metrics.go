@@ -8,6 +8,7 @@ import (
 
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/services/registry"
+	"github.com/tandem-inference/tandem/services/shared"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -51,6 +52,8 @@ type Sources struct {
 	Tokens func(id string) (used, total int, ok bool)
 	// Routed counts how requests found their targets.
 	Routed func() cluster.Routed
+	// Store is the way to what gateways share; nil = this one is alone.
+	Store *shared.Link
 }
 
 // New makes the instruments. Instruments of a no-op provider cost nothing.
@@ -148,6 +151,9 @@ func (b *builder) observe(src Sources) {
 		"Prompt tokens that targets were believed to hold (expected), and those of them that they had (hit).")
 	named := b.total("tandem.routed.peers",
 		"Requests whose target was told of another one that held clearly more of the prompt.")
+	away := b.gauge("tandem.gateways.store.away", "1 while the store that gateways share does not answer.")
+	failures := b.total("tandem.gateways.store.failures",
+		"Calls of the store that gateways share that got no answer or were not made while it was away.")
 	gone := &dead{now: time.Now, seen: map[string]presence{}}
 	_, err := b.m.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
 		if src.QueueDepth != nil {
@@ -166,11 +172,16 @@ func (b *builder) observe(src Sources) {
 			count(prefixes, "kind", "hit", r.Hit)
 			o.ObserveInt64(named, int64(r.Named))
 		}
+		if src.Store != nil {
+			why, _ := src.Store.Away()
+			o.ObserveInt64(away, int64(map[bool]int{true: 1}[why != nil]))
+			o.ObserveInt64(failures, int64(src.Store.Failures()))
+		}
 		if src.Workers != nil {
 			workers.observe(ctx, o, &src, gone)
 		}
 		return nil
-	}, append(workers.all(), depth, routed, prefixes, named)...)
+	}, append(workers.all(), depth, routed, prefixes, named, away, failures)...)
 	if err != nil {
 		b.err = err
 	}

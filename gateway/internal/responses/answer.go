@@ -1,9 +1,9 @@
 package responses
 
 import (
+	"context"
 	"time"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/sse"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
@@ -115,6 +115,9 @@ type stream struct {
 	ended func(*object)
 	// closed is set with the terminal event.
 	closed bool
+	// posted is what other gateways know of it; nil = nothing. left: it is left to them.
+	posted *posted
+	left   bool
 }
 
 // write lets build append events to the output's buffer and sends them.
@@ -124,13 +127,20 @@ func (s *stream) write(build func()) error {
 
 // Begin implements turn.Stream.
 func (s *stream) Begin() error {
+	if s.posted != nil {
+		s.posted.begin(context.Background()) // bounded by the link
+	}
 	return s.w.Begin(func(dst []byte) []byte {
 		return s.into(dst, s.opening)
 	})
 }
 
-// Ping implements turn.Stream: the response is still in progress.
+// Ping implements turn.Stream: the response is still in progress. Events that another gateway may have to repeat do not
+// depend on pauses.
 func (s *stream) Ping(dst []byte) []byte {
+	if s.posted != nil {
+		return append(dst, ": wait\n\n"...)
+	}
 	return s.into(dst, func() { s.response("response.in_progress", s.object) })
 }
 
@@ -154,17 +164,14 @@ func (s *stream) End(dst []byte, u *generate.Usage) []byte {
 	})
 }
 
-// Fail implements turn.Stream. A response that was cancelled through the API or whose client left did not fail.
+// Fail implements turn.Stream.
 func (s *stream) Fail(dst []byte, err error) []byte {
-	e := apierror.From(err)
-	return s.close(dst, func() (*object, string) {
-		if e.Status == apierror.StatusClientClosed {
-			return s.final(statusCancelled, s.usage()), "response.incomplete"
-		}
-		obj := s.final(statusFailed, s.usage())
-		obj.Error = newFailure(e)
-		return obj, "response.failed"
-	})
+	if s.posted != nil && draining(err) {
+		// The record of the request stays: another gateway goes on, and the client finds it there.
+		s.closed, s.left = true, true
+		return dst
+	}
+	return s.close(dst, func() (*object, string) { return s.failed(s.usage(), err) })
 }
 
 // close appends the terminal event of the object that final makes.

@@ -94,6 +94,16 @@ func (l *eventLog) size() int {
 	return n
 }
 
+// all returns the events and their number.
+func (l *eventLog) all() (events []byte, next int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, b := range l.blocks {
+		events = append(events, b.unpack()...)
+	}
+	return append(events, l.tail...), l.next
+}
+
 // from returns events from number n on, not always all of them, and the number after them. When there are none yet,
 // more is closed once there are; when none will come, more is nil.
 func (l *eventLog) from(n int) (events []byte, next int, more <-chan struct{}) {

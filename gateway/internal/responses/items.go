@@ -2,6 +2,7 @@ package responses
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"net/http"
 	"slices"
@@ -21,8 +22,9 @@ const (
 
 // settled is an input item in the form in which it is kept and listed: an object with an id, a type and a status, the
 // content of a message in parts. find resolves references; an item that cannot be read, which add refuses or leaves
-// out, stays as it is.
-func settled(raw json.RawMessage, find func(id string) (json.RawMessage, bool)) json.RawMessage {
+// out, stays as it is. newID makes the id of an item that has none.
+func settled(raw json.RawMessage, find func(id string) (json.RawMessage, bool), newID func(prefix string) string,
+) json.RawMessage {
 	var text string
 	item := map[string]json.RawMessage{}
 	switch {
@@ -62,7 +64,7 @@ func settled(raw json.RawMessage, find func(id string) (json.RawMessage, bool)) 
 		prefix = "item_"
 	}
 	item["type"] = quoted(kind)
-	setDefault(item, "id", turn.NewID(prefix))
+	setDefault(item, "id", newID(prefix))
 	out, err := jsontext.Marshal(item)
 	if err != nil {
 		panic(err) // it was part of a body that was parsed
@@ -110,9 +112,9 @@ type page struct {
 // unless order=asc. after and before are ids of items, of a list in that order; limit is 20 unless given.
 func (s *Service) InputItems(w http.ResponseWriter, r *http.Request) error {
 	k := keyOf(r)
-	items, ok := s.inputs(k)
-	if !ok {
-		return unknown(k.id)
+	items, err := s.inputs(r.Context(), k)
+	if err != nil {
+		return err
 	}
 	p, err := newPage(items, r)
 	if err != nil {
@@ -122,14 +124,18 @@ func (s *Service) InputItems(w http.ResponseWriter, r *http.Request) error {
 }
 
 // inputs of a response that is kept or will be.
-func (s *Service) inputs(k key) ([]json.RawMessage, bool) {
-	if l, ok := s.running.get(k); ok && l.log != nil {
-		return l.inputs, true
+func (s *Service) inputs(ctx context.Context, k key) ([]json.RawMessage, error) {
+	if l, ok := s.running.get(k); ok && l.inputs != nil {
+		return l.inputs, nil
 	}
-	if e, ok := s.store.get(k); ok {
-		return e.items[:e.inputs], true
+	e, err := s.kept(ctx, k)
+	if err != nil {
+		return nil, err
 	}
-	return nil, false
+	if e == nil {
+		return nil, unknown(k.id)
+	}
+	return e.items[:e.inputs], nil
 }
 
 func newPage(items []json.RawMessage, r *http.Request) (*page, error) {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/tandem-inference/tandem/gateway/internal/turn"
 )
 
 // TestSettled: items are kept with an id, a type, a status and content in parts; what they have of it stays.
@@ -33,7 +34,7 @@ func TestSettled(t *testing.T) {
 		{`{"type":"new_kind"}`, `{"id":"item_*","type":"new_kind"}`},
 		{`7`, `7`},
 	} {
-		out := settled(json.RawMessage(tt.in), find)
+		out := settled(json.RawMessage(tt.in), find, turn.NewID)
 		var got, want any
 		if err := json.Unmarshal(out, &got); err != nil {
 			t.Fatalf("%s: %s: %v", tt.in, out, err)

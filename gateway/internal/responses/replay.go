@@ -4,6 +4,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
@@ -39,17 +40,37 @@ func wantsStream(r *http.Request) (bool, error) {
 // replay answers with the events of a response after number starting_after, with their own numbers. Of a response that
 // is being generated the further ones follow as they come, its keep-alives among them.
 func replay(w http.ResponseWriter, r *http.Request, log *eventLog) error {
-	n := 0
-	if v := r.URL.Query().Get("starting_after"); v != "" {
-		after, err := strconv.Atoi(v)
-		if err != nil || after < 0 {
-			return reqerr.InvalidValue("starting_after", "must be the number of an event, got %q", v)
-		}
-		n = after + 1
+	n, err := startingAfter(r)
+	if err != nil {
+		return err
 	}
 	out := sse.New(w, sse.Config{})
 	defer out.Close()
-	if err := out.Begin(func(dst []byte) []byte { return dst }); err != nil {
+	return send(out, r, log, n)
+}
+
+// startingAfter is the number of the first event that a GET asks for.
+func startingAfter(r *http.Request) (int, error) {
+	v := r.URL.Query().Get("starting_after")
+	if v == "" {
+		return 0, nil
+	}
+	after, err := strconv.Atoi(v)
+	if err != nil || after < 0 {
+		return 0, reqerr.InvalidValue("starting_after", "must be the number of an event, got %q", v)
+	}
+	return after + 1, nil
+}
+
+// nothing begins a stream without an event.
+func nothing(dst []byte) []byte { return dst }
+
+// waitKeepalive is the silence after which a stream gets a comment that waits for another gateway.
+const waitKeepalive = 5 * time.Second
+
+// send writes a log's events from number n on.
+func send(out *sse.Writer, r *http.Request, log *eventLog, n int) error {
+	if err := out.Begin(nothing); err != nil {
 		return err
 	}
 	for {
@@ -88,12 +109,44 @@ func (s *Service) Get(w http.ResponseWriter, r *http.Request) error {
 		}
 		return unknown(k.id)
 	}
-	e, ok := s.store.get(k)
-	if !ok {
-		return unknown(k.id)
-	}
-	if events {
+	e, err := s.kept(r.Context(), k)
+	switch {
+	case err != nil:
+		return err
+	case e == nil:
+		return s.getElsewhere(w, r, k, events)
+	case events:
 		return replay(w, r, e.log)
 	}
 	return writeBody(w, e.body)
+}
+
+// getElsewhere serves a GET of a response that may be at work at another gateway.
+func (s *Service) getElsewhere(w http.ResponseWriter, r *http.Request, k key, events bool) error {
+	n := 0
+	if events {
+		var err error
+		if n, err = startingAfter(r); err != nil {
+			return err
+		}
+	}
+	out := sse.New(w, sse.Config{Keepalive: waitKeepalive,
+		Ping: func(dst []byte) []byte { return append(dst, ": wait\n\n"...) }})
+	defer out.Close()
+	l, e, at, err := s.elsewhere(r.Context(), k, events, func() { _ = out.Begin(nothing) })
+	switch {
+	case err != nil:
+		return err
+	case l != nil && events && l.log != nil:
+		return send(out, r, l.log, n)
+	case l != nil:
+		return turn.WriteJSON(w, l.begun)
+	case e != nil && events:
+		return send(out, r, e.log, n)
+	case e != nil:
+		return writeBody(w, e.body)
+	case at != nil:
+		return writeBody(w, at.Begun)
+	}
+	return unknown(k.id)
 }

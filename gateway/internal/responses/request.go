@@ -2,6 +2,7 @@ package responses
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"net/http"
 	"slices"
@@ -28,12 +29,15 @@ type request struct {
 	// inputs are all input items, those of the previous response included; in their kept form when the response is to
 	// be kept.
 	inputs []json.RawMessage
+	// calls makes the ids of calls.
+	calls *ids
 	// summary and encrypted say what reasoning items carry, logprobs whether messages carry log-probabilities.
 	summary, encrypted, logprobs bool
 }
 
-// parse reads a request. name is what the answer calls the model.
-func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model, name string) (*request, error) {
+// parse reads a request. name is what the answer calls the model. again is the record of a request that began elsewhere;
+// nil = it begins here.
+func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model, name string, again *work) (*request, error) {
 	base, err := s.turn.Parse(r, o, m)
 	if err != nil {
 		return nil, err
@@ -47,6 +51,11 @@ func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model, name 
 		Status: statusInProgress, Model: name, Output: []any{}, ParallelToolCalls: base.Parallel, ServiceTier: "default",
 		Temperature: base.Sampling.Temperature, TopP: base.Sampling.TopP,
 	}}
+	if again != nil {
+		q.object.ID, q.object.CreatedAt, q.Sampling.Seed = again.ID, again.Created, &again.Seed
+	}
+	base.NewCallID = func() string { return q.calls.make("call_") }
+	q.calls = newIDs(q.object.ID, idCall)
 	if base.MaxTokensGiven {
 		q.object.MaxOutputTokens = &base.MaxTokens
 	}
@@ -55,7 +64,7 @@ func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model, name 
 			return nil, err
 		}
 	}
-	return q, s.conversation(o, m, q)
+	return q, s.conversation(r.Context(), o, m, q)
 }
 
 // refused are features that would change the result and are not there.
@@ -64,9 +73,7 @@ func (q *request) refused(o reqjson.Object) error {
 	if err != nil {
 		return err
 	}
-	if background {
-		return reqerr.Unsupported("background", "true is not supported")
-	}
+	q.object.Background = background
 	for _, name := range []string{"conversation", "prompt"} {
 		if o.Has(name) {
 			return reqerr.Unsupported(name, "is not supported")
@@ -82,6 +89,9 @@ func (q *request) options(o reqjson.Object) error {
 		return err
 	}
 	q.object.Store = store || !given
+	if q.object.Background && !q.object.Store {
+		return reqerr.InvalidValue("background", "true needs store: a response that is not kept cannot be read later")
+	}
 	truncation, _, err := o.String("truncation")
 	if err != nil {
 		return err
@@ -208,13 +218,13 @@ func optionalString(o reqjson.Object, names ...string) (*string, error) {
 }
 
 // conversation reads instructions and items, those of the previous response first.
-func (s *Service) conversation(o reqjson.Object, m *model.Model, q *request) error {
+func (s *Service) conversation(ctx context.Context, o reqjson.Object, m *model.Model, q *request) error {
 	instructions, _, err := o.String("instructions")
 	if err != nil {
 		return err
 	}
 	in := &reader{omit: s.turn.Omit(q.Request), sealed: s.sealed, find: func(id string) (json.RawMessage, bool) {
-		return s.store.item(key{q.scope, id})
+		return s.item(ctx, key{q.scope, id})
 	}}
 	if instructions != "" {
 		in.push(chat.Message{Role: chat.RoleSystem, Content: instructions})
@@ -228,8 +238,11 @@ func (s *Service) conversation(o reqjson.Object, m *model.Model, q *request) err
 		return err
 	}
 	if given && previous != "" {
-		e, ok := s.store.get(key{q.scope, previous})
-		if !ok {
+		e, err := s.kept(ctx, key{q.scope, previous})
+		if err != nil {
+			return err
+		}
+		if e == nil {
 			return apierror.PreviousResponse(previous)
 		}
 		q.object.PreviousResponseID = &previous
@@ -240,12 +253,13 @@ func (s *Service) conversation(o reqjson.Object, m *model.Model, q *request) err
 		}
 		q.inputs = append(q.inputs, e.items...)
 	}
+	newID := newIDs(q.object.ID, idInput).make
 	for i, raw := range own {
 		if err := in.element(o, i, raw); err != nil {
 			return err
 		}
 		if q.object.Store {
-			raw = settled(raw, in.find)
+			raw = settled(raw, in.find, newID)
 		}
 		q.inputs = append(q.inputs, raw)
 	}

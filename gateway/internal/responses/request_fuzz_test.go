@@ -40,7 +40,7 @@ func FuzzRequest(f *testing.F) {
 		if err != nil {
 			return
 		}
-		q, err := s.parse(r, o, m, "m")
+		q, err := s.parse(r, o, m, "m", nil)
 		if err == nil {
 			_, err = s.turn.Prepare(m, q.Request)
 		}
@@ -49,7 +49,7 @@ func FuzzRequest(f *testing.F) {
 		case err == nil:
 			a := s.newAnswer(m, q)
 			a.log = &eventLog{}
-			if out := s.keep(a, a.final(statusCompleted, nil)); !json.Valid(out) {
+			if out := s.keep(r.Context(), a, a.final(statusCompleted, nil), nil); !json.Valid(out) {
 				t.Fatalf("the answer is no JSON: %s", out)
 			}
 		case e.Status < 400 || e.Status >= 500:

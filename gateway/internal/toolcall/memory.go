@@ -24,6 +24,34 @@ type Memory struct {
 	order *list.List // of *Written, most recent first
 	byID  map[string]*list.Element
 	bytes int
+	// share is told of every call that is put in; nil = nobody is.
+	share func(Remembered)
+}
+
+// Remembered is a call with all that is needed to know it elsewhere.
+type Remembered struct {
+	Scope     string `json:"scope,omitempty"`
+	ID        string `json:"id"`
+	Name      string `json:"name"`
+	Arguments string `json:"arguments"`
+	Gap       string `json:"gap,omitempty"`
+	Raw       string `json:"raw"`
+	Reasoning string `json:"reasoning,omitempty"`
+}
+
+// Key names the call within its scope: letters and digits.
+func (r *Remembered) Key() string { return memoryKey(r.ID) }
+
+// Share has f told of every call that is put in from now on. It must not block.
+func (m *Memory) Share(f func(Remembered)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.share = f
+}
+
+// Learn takes a call that was put in elsewhere.
+func (m *Memory) Learn(r Remembered) {
+	m.put(r.Scope, &Call{ID: r.ID, Name: r.Name, Arguments: r.Arguments, Gap: r.Gap, Raw: r.Raw}, r.Reasoning)
 }
 
 // Written is a call as the model wrote it.
@@ -55,6 +83,17 @@ func memoryKey(id string) string {
 
 // Put remembers a complete call for the holders of one API key, whom scope names.
 func (m *Memory) Put(scope string, c *Call, reasoning string) {
+	m.put(scope, c, reasoning)
+	m.mu.Lock()
+	share := m.share
+	m.mu.Unlock()
+	if share != nil && memoryKey(c.ID) != "" {
+		share(Remembered{Scope: scope, ID: c.ID, Name: c.Name, Arguments: c.Arguments, Gap: c.Gap, Raw: c.Raw,
+			Reasoning: reasoning})
+	}
+}
+
+func (m *Memory) put(scope string, c *Call, reasoning string) {
 	w := &Written{Gap: c.Gap, Raw: c.Raw, Reasoning: reasoning, key: memoryKey(c.ID), name: c.Name}
 	if w.key == "" {
 		return

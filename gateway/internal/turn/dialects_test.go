@@ -49,7 +49,7 @@ func TestDialectErrors(t *testing.T) {
 			"unsupported_parameter", "input[0].output[0].type"},
 		{"call without name", responses, item(`{"type":"function_call","call_id":"c","arguments":"{}"}`), 400,
 			"missing_required_parameter", "input[0].name"},
-		{"background", responses, in(`"background":true`), 400, "unsupported_parameter", "background"},
+		{"background", responses, in(`"background":true,"store":false`), 400, "invalid_value", "background"},
 		{"conversation", responses, in(`"conversation":"conv_1"`), 400, "unsupported_parameter", "conversation"},
 		{"previous response", responses, in(`"previous_response_id":"resp_x"`), 400, "previous_response_not_found",
 			"previous_response_id"},

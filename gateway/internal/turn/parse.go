@@ -127,6 +127,18 @@ func (r *Request) OneChoice() error {
 // sessionHeaders are those that clients are known to send (docs/spec/clients.md §3).
 var sessionHeaders = []string{"X-Session-Id", "X-Claude-Code-Session-Id", "Session-Id", "X-Session-Affinity"}
 
+// KeptHeaders are those of a request's headers that say more of it than its body, for a request that may have to run
+// again elsewhere.
+func KeptHeaders(h http.Header) http.Header {
+	kept := http.Header{}
+	for _, name := range append([]string{"X-Priority"}, sessionHeaders...) {
+		if v := h.Get(name); v != "" && len(v) <= MaxSessionID {
+			kept.Set(name, v)
+		}
+	}
+	return kept
+}
+
 // sessionID finds the session in body or headers.
 func sessionID(r *http.Request, o reqjson.Object) (string, error) {
 	type source struct {

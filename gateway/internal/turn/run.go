@@ -42,6 +42,13 @@ func (s *Service) Run(ctx context.Context, p *Prepared, sink generate.Sink) (*ge
 	return u, err
 }
 
+// Detached runs a request into a sink that no client waits for.
+func (s *Service) Detached(ctx context.Context, p *Prepared, sink generate.Sink) (*generate.Usage, error) {
+	ctx, stop := s.deadline(ctx)
+	defer stop()
+	return s.Run(ctx, p, sink)
+}
+
 // Stream runs a request as an event stream. make builds the dialect's side on the writer. An error that comes before
 // the headers is returned for an ordinary answer; one that comes later was sent as an event and is returned for
 // the log.
