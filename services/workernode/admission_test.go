@@ -8,7 +8,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// TestAdmission: a worker does what it is asked once, whichever of its gateways asks, and says in heartbeats what holds.
+// TestAdmission: a worker does what it is asked once, whichever of its gateways asks, and heartbeats say what holds.
 func TestAdmission(t *testing.T) {
 	const (
 		nothing = tandemv1.Admission_ADMISSION_UNSPECIFIED

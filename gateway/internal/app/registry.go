@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"regexp"
 	"strings"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/tandem-inference/tandem/services/identity"
 	"github.com/tandem-inference/tandem/services/shared"
 	"github.com/tandem-inference/tandem/services/shared/etcdstore"
+	"github.com/tandem-inference/tandem/services/shared/kubestore"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
 )
@@ -28,12 +30,20 @@ const RegistryEmbedded = "embedded"
 
 // registryAt is a --registry that was read.
 type registryAt struct {
-	kind      string // embedded, etcd
+	kind      string // embedded, etcd, kubernetes
 	endpoints []string
 	prefix    string
+	namespace string // of Kubernetes; empty = the pod's own
 }
 
-const kindEtcd = "etcd"
+// Kinds of --registry beside embedded.
+const (
+	kindEtcd       = "etcd"
+	kindKubernetes = "kubernetes"
+)
+
+// namespaces are the names that Kubernetes lets a namespace have.
+var namespaces = regexp.MustCompile(`^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$`)
 
 // etcdPrefix begins the keys in etcd unless --registry names another prefix.
 const etcdPrefix = "tandem"
@@ -43,9 +53,15 @@ func parseRegistry(text string) (at registryAt, err error) {
 	if text == RegistryEmbedded {
 		return registryAt{kind: RegistryEmbedded}, nil
 	}
+	if ns, ok := strings.CutPrefix(text, "kubernetes://"); ok {
+		if !namespaces.MatchString(ns) {
+			return at, fmt.Errorf("%q: %q is no name of a namespace", text, ns)
+		}
+		return registryAt{kind: kindKubernetes, namespace: ns}, nil
+	}
 	rest, ok := strings.CutPrefix(text, "etcd://")
 	if !ok {
-		return at, fmt.Errorf("%q is not embedded or etcd://HOST:PORT[,HOST:PORT][/PREFIX]", text)
+		return at, fmt.Errorf("%q is not embedded, etcd://HOST:PORT[,HOST:PORT][/PREFIX] or kubernetes://NAMESPACE", text)
 	}
 	hosts, prefix, _ := strings.Cut(rest, "/")
 	at = registryAt{kind: kindEtcd, endpoints: strings.Split(hosts, ","), prefix: strings.Trim(prefix, "/")}
@@ -71,6 +87,14 @@ func (a *App) openStore() (shared.Store, error) {
 	at, err := parseRegistry(a.cfg.Registry)
 	if err != nil || at.kind == RegistryEmbedded {
 		return nil, err
+	}
+	if at.kind == kindKubernetes {
+		s, err := kubestore.Open(context.Background(), kubestore.Config{Namespace: at.namespace,
+			Logger: a.log.Named("kubernetes")})
+		if err != nil {
+			return nil, fmt.Errorf("--registry: %w", err)
+		}
+		return s, nil
 	}
 	c := etcdstore.Config{Endpoints: at.endpoints, Prefix: at.prefix, User: a.cfg.RegistryUser,
 		Logger: a.log.Named("etcd")}

@@ -207,8 +207,8 @@ func (e *sinkError) Unwrap() error { return e.err }
 // errLease is why an attempt ends on a worker that lost its lease and does not answer.
 var errLease = rpcerr.Unavailable("the worker lost its lease and is silent")
 
-// attempt runs the choice on one worker until it ends. errDone: the gateway ended it. errMoved: it goes on in next, which
-// may be there as well when the choice ended in another way.
+// attempt runs the choice on one worker until it ends. errDone: the gateway ended it. errMoved: it goes on in next,
+// which may be there as well when the choice ended in another way.
 func (s *stream) attempt(ctx context.Context, slot *cluster.Slot) (next *cluster.Slot, err error) {
 	if s.job.max > 0 && len(s.committed) >= s.job.max {
 		// The worker was lost between its last token and its last message.

@@ -1360,8 +1360,8 @@ type Lease struct {
 	// one.
 	Gateway  string     `protobuf:"bytes,6,opt,name=gateway,proto3" json:"gateway,omitempty"`
 	Gateways []*Gateway `protobuf:"bytes,7,rep,name=gateways,proto3" json:"gateways,omitempty"`
-	// What somebody asked of this worker (tandem drain). The worker remembers it: it holds for all its gateways and over a
-	// lost connection, and ends with the process.
+	// What somebody asked of this worker (tandem drain). The worker remembers it: it holds for all its gateways and over
+	// a lost connection, and ends with the process.
 	Admission     Admission `protobuf:"varint,8,opt,name=admission,proto3,enum=tandem.v1.Admission" json:"admission,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -18,8 +18,8 @@ import (
 )
 
 // apiServer plays the parts of a Kubernetes API server that the store uses, with its rules: versions that rise over all
-// resources, writes that depend on them, updates that change nothing, watches that begin at a version and end when it is
-// too old, lists without values.
+// resources, writes that depend on them, updates that change nothing, watches that begin at a version and end when it
+// is too old, lists without values.
 type apiServer struct {
 	*httptest.Server
 	t *testing.T

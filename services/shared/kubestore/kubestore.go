@@ -202,8 +202,8 @@ func nameOf(key string) string {
 	return recordPrefix + hex.EncodeToString(sum[:20])
 }
 
-// groupOf is what begins a key, up to its first slash, as a label can have it; ok is false for a prefix that ends before
-// one.
+// groupOf is what begins a key, up to its first slash, as a label can have it; ok is false for a prefix that ends
+// before one.
 func groupOf(prefix string) (label string, ok bool) {
 	group, _, ok := strings.Cut(prefix, "/")
 	sum := sha256.Sum256([]byte(group))

@@ -56,8 +56,8 @@ func (s *Store) NewSession(ctx context.Context, ttl time.Duration) (shared.Sessi
 	return n, nil
 }
 
-// renew keeps the session until ctx ends, the Lease is gone, or it could not be renewed for its whole length: the others
-// have removed it then, or will.
+// renew keeps the session until ctx ends, the Lease is gone, or it could not be renewed for its whole length: the
+// others have removed it then, or will.
 func (n *session) renew(ctx context.Context, lease *coordinationv1.Lease) {
 	last := time.Now()
 	for pause.For(ctx, n.ttl/4) {
@@ -110,8 +110,8 @@ type seen struct {
 	at      time.Time
 }
 
-// tidy removes what nobody keeps alive any more, until the store is closed. All stores of a cluster do so; whoever comes
-// second finds nothing.
+// tidy removes what nobody keeps alive any more, until the store is closed. All stores of a cluster do so; whoever
+// comes second finds nothing.
 func (s *Store) tidy() {
 	sessions, swept := map[string]seen{}, time.Now()
 	for pause.For(s.ctx, min(s.sweep, mostLook)) {
