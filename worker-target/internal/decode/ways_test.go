@@ -326,16 +326,18 @@ func TestEveryWayIsCold(t *testing.T) {
 			}, fakeMarkers, 2500, uint64(c.rows)).run(conversations(t, c.few))
 		})
 	}
-	t.Run("cpu", func(t *testing.T) {
-		var markers piece.Markers
-		open := func() engine.Target {
-			e, words := newCPU(t, engine.OpenOptions{MaxSequences: 8, MaxContext: 4096})
-			markers = piece.MarkersOf(words)
-			return e
-		}
-		_ = open() // the markers
-		newWays(t, open, markers, 1000, 7).run(conversations(t, 8))
-	})
+	for name, c := range map[string]struct{ window, few int }{"cpu": {few: 8}, "cpu, a window": {window: 256, few: 4}} {
+		t.Run(name, func(t *testing.T) {
+			var markers piece.Markers
+			open := func() engine.Target { // two caches keep their states in the pool of one
+				e, words := newCPU(t, engine.OpenOptions{MaxSequences: 32, MaxContext: 4096, AttentionWindow: c.window})
+				markers = piece.MarkersOf(words)
+				return e
+			}
+			_ = open() // the markers
+			newWays(t, open, markers, 1000, 7).run(conversations(t, c.few))
+		})
+	}
 }
 
 // TestEveryWayIsColdOnALibrary: one conversation of two turns, of which the second starts in every way, on the library
