@@ -29,7 +29,7 @@ tnd_snapshot_layout describe(const Engine& e, int32_t snapshot) {
   return l;
 }
 
-// Reads a snapshot from page `first` or its own first on, the state in uneven pieces and pages `blocks` blocks at a time.
+// Reads a snapshot from page `first` or its own first on, the state in uneven pieces, pages `blocks` blocks at a time.
 Parts read(const Engine& e, int32_t snapshot, int32_t first = 0, uint64_t blocks = 1) {
   Parts all{describe(e, snapshot), {}};
   const auto take = [&](int32_t part, uint64_t size, uint64_t step) {

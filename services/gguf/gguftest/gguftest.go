@@ -1,4 +1,5 @@
-// Package gguftest writes drafts for tests in the formats in which other projects publish them.
+// Package gguftest writes models for tests: drafts in the formats in which other projects publish them, and random
+// targets.
 package gguftest
 
 import (

@@ -23,16 +23,11 @@ const demonstration = "../../../models/tandem-tiny-target-q4_k_m.gguf"
 // newCPU opens the demonstration target on the CPU library in a process of its own, or skips.
 func newCPU(t testing.TB, o engine.OpenOptions) (*engine.GuardedTarget, *tokenizer.Tokenizer) {
 	t.Helper()
-	program, err := filepath.Abs("../../../bin/tandem-engine")
+	library, err := filepath.Abs("../../../bin/libtandem_cpu.so")
 	if err != nil {
 		t.Fatal(err)
 	}
-	library := filepath.Join(filepath.Dir(program), "libtandem_cpu.so")
-	for _, f := range []string{program, library} {
-		if _, err := os.Stat(f); err != nil {
-			t.Skip("needs the engine in bin/: make build")
-		}
-	}
+	e := newNative(t, library, demonstration, o)
 	file, err := gguf.Open(demonstration)
 	if err != nil {
 		t.Fatal(err)
@@ -42,18 +37,33 @@ func newCPU(t testing.TB, o engine.OpenOptions) (*engine.GuardedTarget, *tokeniz
 	if err != nil {
 		t.Fatal(err)
 	}
+	return e, words
+}
+
+// newNative opens a model on a library in a process of its own, or skips.
+func newNative(t testing.TB, library, model string, o engine.OpenOptions) *engine.GuardedTarget {
+	t.Helper()
+	program, err := filepath.Abs("../../../bin/tandem-engine")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range []string{program, library} {
+		if _, err := os.Stat(f); err != nil {
+			t.Skipf("needs %s: make build", f)
+		}
+	}
 	h, err := host.NewHost(host.HostConfig{Program: program, Library: library, Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.ModelPath, o.KVTypeK, o.KVTypeV = demonstration, engine.KVDefault, engine.KVDefault
+	o.ModelPath, o.KVTypeK, o.KVTypeV = model, engine.KVDefault, engine.KVDefault
 	e, err := h.OpenTarget(t.Context(), o, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	g := engine.GuardTarget(e, engine.GuardConfig{})
 	t.Cleanup(func() { _ = g.Close() })
-	return g, words
+	return g
 }
 
 // conversation is a prompt of at least so many tokens in messages of so many.

@@ -18,6 +18,7 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/engine/enginefake"
+	"github.com/tandem-inference/tandem/services/gguf/gguftest"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/disk"
@@ -315,21 +316,77 @@ func TestEveryWayIsCold(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a minute")
 	}
-	for name, rows := range map[string]int{"prompts with bits of their own": 64, "one contract": 0} {
+	for name, c := range map[string]struct{ rows, window, few int }{
+		"prompts with bits of their own": {rows: 64, few: 100}, "one contract": {few: 100},
+		"a window": {rows: 64, window: 128, few: 30},
+	} {
 		t.Run(name, func(t *testing.T) {
 			newWays(t, func() engine.Target {
-				return newFake(t, enginefake.Options{PromptRows: rows}, engine.OpenOptions{})
-			}, fakeMarkers, 2500, uint64(rows)).run(conversations(t, 100))
+				return newFake(t, enginefake.Options{PromptRows: c.rows}, engine.OpenOptions{AttentionWindow: c.window})
+			}, fakeMarkers, 2500, uint64(c.rows)).run(conversations(t, c.few))
 		})
 	}
-	t.Run("cpu", func(t *testing.T) {
-		var markers piece.Markers
-		open := func() engine.Target {
-			e, words := newCPU(t, engine.OpenOptions{MaxSequences: 8, MaxContext: 4096})
-			markers = piece.MarkersOf(words)
-			return e
+	for name, c := range map[string]struct{ window, few int }{"cpu": {few: 8}, "cpu, a window": {window: 256, few: 4}} {
+		t.Run(name, func(t *testing.T) {
+			var markers piece.Markers
+			open := func() engine.Target { // two caches keep their states in the pool of one
+				e, words := newCPU(t, engine.OpenOptions{MaxSequences: 32, MaxContext: 4096, AttentionWindow: c.window})
+				markers = piece.MarkersOf(words)
+				return e
+			}
+			_ = open() // the markers
+			newWays(t, open, markers, 1000, 7).run(conversations(t, c.few))
+		})
+	}
+}
+
+// TestEveryWayIsColdOnALibrary: one conversation of two turns, of which the second starts in every way, on the library
+// that TANDEM_ENGINE_LIB names, such as that of the emulated GPU, with a small random model.
+func TestEveryWayIsColdOnALibrary(t *testing.T) {
+	library := os.Getenv("TANDEM_ENGINE_LIB")
+	if library == "" {
+		t.Skip("needs TANDEM_ENGINE_LIB")
+	}
+	model := gguftest.Random(t, "../../../native/tests/data/random_models.txt", "ratio3")
+	w := newWays(t, func() engine.Target {
+		return newNative(t, library, model, engine.OpenOptions{MaxSequences: 2, MaxContext: 256, MaxBatchRows: 128,
+			MaxTreeRows: 16})
+	}, fakeMarkers, 256, 3)
+	begin := w.message(90)
+	first := w.prompt([]message{begin})
+	second := w.prompt([]message{begin, w.message(3), w.message(25)})
+	request := func(prompt []int32) Request {
+		r := Request{Prompt: prompt, Sampler: engine.DefaultSampler(), Max: 2,
+			Mode: tandemv1.SpeculationMode_SPECULATION_MODE_OFF}
+		r.Reuse.Space = prefix.Space(contract, "")
+		return r
+	}
+	cold := ask(t, w.cold, w.plain, request(second), -1)
+	check := func(what string, got outcome) {
+		t.Helper()
+		same(t, what, cold, got)
+		if got.read.Cached < len(begin) {
+			t.Errorf("%s: %d tokens from states of %d", what, got.read.Cached, len(begin))
 		}
-		_ = open() // the markers
-		newWays(t, open, markers, 1000, 7).run(conversations(t, 8))
-	})
+	}
+	ask(t, w.choices[0], w.first, request(first), -1)
+	check("in memory", ask(t, w.choices[0], w.first, request(second), -1))
+
+	away := request(second)
+	away.Reuse.Peer = w.client.At(&tandemv1.PeerHint{WorkerId: "first", Address: "first", Tokens: int32(len(second))},
+		contract, "")
+	check("from a peer", ask(t, w.fetcher, w.second, away, -1))
+
+	readAhead(t, w.reader, w.third, prefix.Space(contract, ""), first, -1)
+	check("read ahead", ask(t, w.reader, w.third, request(second), -1))
+
+	cache := w.files()
+	ask(t, w.slot(cache, w.second), w.second, request(first), -1)
+	cache.Close() // what waits is written
+	w.restart()
+	cache = w.files()
+	check("after a restart", ask(t, w.slot(cache, w.second), w.second, request(second), -1))
+	if s, _ := cache.DiskStats(); s.Hits != 1 || s.Damaged != 0 {
+		t.Errorf("%+v", s)
+	}
 }

@@ -284,7 +284,7 @@ func TestPeerFaults(t *testing.T) {
 			h.FirstPage++
 		})},
 		"too many pages released": {reason: peers.Damaged, change: header(func(h *tandemv1.StateHeader) {
-			h.FirstPage = h.Pages + 1
+			h.FirstPage = h.Pages + 1000
 		})},
 		"a negative first page": {reason: peers.Damaged, change: header(func(h *tandemv1.StateHeader) {
 			h.FirstPage = -1
