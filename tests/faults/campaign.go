@@ -25,7 +25,9 @@ type Config struct {
 	Seed         uint64
 	// Clients stream at a time; answers of Tokens each.
 	Clients, Tokens int
-	Gateways        int
+	// Asks is the number of different requests; 0 = all.
+	Asks     int
+	Gateways int
 	// GatewayArgs are added to the command line of gateways.
 	GatewayArgs []string
 	// GatewayPause is the time before a gateway that has ended is started again.
@@ -75,6 +77,9 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	b := &browser{bases: r.bases(), notes: notes, http: &http.Client{Transport: &http.Transport{
 		MaxIdleConnsPerHost: cfg.Clients, ResponseHeaderTimeout: silence}}}
 	all := asks(cfg.Tokens)
+	if cfg.Asks > 0 {
+		all = all[:min(len(all), cfg.Asks)]
+	}
 	if err := b.references(ctx, all); err != nil {
 		return nil, fmt.Errorf("%w\n%s", err, r.logs())
 	}
