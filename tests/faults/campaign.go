@@ -103,8 +103,13 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the history: %w", err)
 	}
-	out.Report = history.Check(records, cfg.limits())
+	out.Report = cfg.Check(records)
 	return out, nil
+}
+
+// Check holds a history against the limits of a campaign.
+func (c *Config) Check(records []history.Record) *history.Report {
+	return history.Check(records, c.limits())
 }
 
 // campaign makes one part after the other fail.
