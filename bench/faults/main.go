@@ -30,6 +30,7 @@ func main() {
 	cfg := faults.Config{Log: os.Stderr}
 	flag.IntVar(&cfg.Kills, "kills", 20, "processes that are killed")
 	flag.IntVar(&cfg.Hangs, "hangs", 10, "processes that are stopped, and links that are disturbed")
+	flag.DurationVar(&cfg.Duration, "duration", 0, "end before all of them; 0 = never")
 	flag.Uint64Var(&cfg.Seed, "seed", 1, "of faults and clients")
 	flag.IntVar(&cfg.Clients, "clients", 3, "streams at a time")
 	flag.IntVar(&cfg.Tokens, "tokens", 200, "tokens of an answer")
@@ -38,7 +39,7 @@ func main() {
 	flag.DurationVar(&cfg.HangTimeout, "hang-timeout", time.Second, "--hang-timeout of workers")
 	flag.Float64Var(&cfg.Slack, "slack", 1, "factor of the limits of pauses, for busy machines")
 	flag.StringVar(&cfg.Logs, "logs", "", "folder for the logs of all processes")
-	out := flag.String("out", filepath.Join("build", "faults.json"), "file of results; the history lies beside it as .history")
+	out := flag.String("out", filepath.Join("build", "faults.json"), "file of results; the history is beside it")
 	check := flag.String("check", "", "only check the history of this file")
 	only := flag.String("only", "", "regular expression of the types of faults")
 	namespaces := flag.Bool("namespaces", os.Geteuid() == 0, "every process in a network namespace; needs root")
@@ -109,8 +110,8 @@ func show(r *faults.Result, out string) (bool, error) {
 	}
 	table.Add("(first tokens)", r.First.Count, r.First.P50, r.First.P99, r.First.Max, r.First.Limit)
 	table.Write(os.Stdout)
-	fmt.Printf("\n%d kills, %d hangs in %.0f s; %d requests, %d finished, %d ended with an error beside a gateway's fault, "+
-		"%d resumed; %d replays\n%d tokens: %d lost, %d doubled, %d different\n", r.Kills, r.Hangs, r.Seconds, r.Requests,
+	fmt.Printf("\n%d kills, %d hangs in %.0f s; %d requests, %d finished, %d ended with an "+
+		"error beside a gateway's fault, %d resumed; %d replays\n%d tokens: %d lost, %d doubled, %d different\n", r.Kills, r.Hangs, r.Seconds, r.Requests,
 		r.Finished, r.Errors, r.Resumed, r.Replays, r.Tokens, r.Lost, r.Doubled, r.Different)
 	return report.Judge(out, struct {
 		Machine string   `json:"machine"`

@@ -49,8 +49,8 @@ func TestAttacks(t *testing.T) {
 	authority := filepath.Join(t.TempDir(), "authority")
 	cl := start(t, "--demo", "--threads", "1", "--registry-listen", ports[0], "--authority", authority)
 	c := client.New(cl.HTTP)
-	joined := join(t, c, ports[0], "another", "--threads", "1", "--listen", ports[1], "--certs", t.TempDir(), "--join-token",
-		certs(t, "token", "target", "--authority", authority))
+	joined := join(t, c, ports[0], "another", "--threads", "1", "--listen", ports[1], "--certs", t.TempDir(),
+		"--join-token", certs(t, "token", "target", "--authority", authority))
 	ask := client.Request{Messages: chat("What is DDTree?"), MaxTokens: 20}
 	want, err := c.Do(t.Context(), ask)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package faults runs a cluster of real processes, kills and stops them and disturbs their links at random moments, while
-// clients stream answers. Everything that clients see is recorded and checked (package history): no token may be lost,
+// Package faults runs a cluster of real processes, kills and stops them and disturbs their links at random moments,
+// while clients stream answers. Everything that clients see is recorded and checked (package history): no token may be lost,
 // doubled or different.
 package faults
 
@@ -22,7 +22,9 @@ import (
 // Config of a campaign.
 type Config struct {
 	Kills, Hangs int
-	Seed         uint64
+	// Duration ends a campaign before all of them, 0 = never.
+	Duration time.Duration
+	Seed     uint64
 	// Clients stream at a time; answers of Tokens each.
 	Clients, Tokens int
 	// Asks is the number of different requests; 0 = all.
@@ -34,8 +36,8 @@ type Config struct {
 	GatewayPause time.Duration
 	// HangTimeout is --hang-timeout of workers.
 	HangTimeout time.Duration
-	// Namespaces puts every part into a network namespace of its own, so that the kernel drops packets. It needs root, and
-	// this process must be in a namespace itself: Inside.
+	// Namespaces puts every part into a network namespace of its own, so that the kernel drops packets. It needs root,
+	// and this process must be in a namespace itself: Inside.
 	Namespaces bool
 	// Slack multiplies all limits of pauses, on machines that are busy with other things.
 	Slack float64
@@ -117,7 +119,11 @@ func (r *rig) campaign(ctx context.Context, notes *history.Recorder, out *Result
 	rng := rand.New(rand.NewPCG(r.cfg.Seed, 0))
 	faults := append(plan(r.chosen(killKinds()), r.cfg.Kills, rng), plan(r.chosen(hangKinds()), r.cfg.Hangs, rng)...)
 	rng.Shuffle(len(faults), func(i, j int) { faults[i], faults[j] = faults[j], faults[i] })
+	start := time.Now()
 	for i, k := range faults {
+		if r.cfg.Duration > 0 && time.Since(start) > r.cfg.Duration {
+			return nil
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()

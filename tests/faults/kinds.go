@@ -71,7 +71,8 @@ func plan(kinds []kind, n int, rng *rand.Rand) (out []kind) {
 // limits are what faults of every type may do.
 func (c *Config) limits() history.Limits {
 	scale := func(d time.Duration) time.Duration { return time.Duration(float64(d) * c.Slack) }
-	l := history.Limits{Quiet: scale(quietGap), First: scale(firstToken), Settle: settleTime, Faults: map[string]history.Limit{}}
+	l := history.Limits{Quiet: scale(quietGap), First: scale(firstToken), Settle: settleTime,
+		Faults: map[string]history.Limit{}}
 	for _, k := range append(killKinds(), hangKinds()...) {
 		limit := history.Limit{Gap: scale(targetGap)}
 		switch k.role {

@@ -230,6 +230,7 @@ func (r *rig) start(p *part, program string, args ...string) (ended chan struct{
 	cmd.Env = append(os.Environ(), "TMPDIR="+p.dir, "XDG_CACHE_HOME="+filepath.Join(r.dir, "cache"),
 		"XDG_CONFIG_HOME="+p.dir)
 	cmd.Stdout, cmd.Stderr = p.log.file, p.log.file
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // workers watch this process themselves as well
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}

@@ -77,8 +77,8 @@ func asks(tokens int) (all []ask) {
 			long := map[string]any{endOfTurn: -100}
 			add(chatAPI, map[string]any{"messages": []map[string]any{{"role": "user", "content": question}},
 				"max_tokens": tokens, "enable_thinking": false, "logprobs": true, "logit_bias": long, "stream_options": usage})
-			add(completionsAPI, map[string]any{"prompt": "func main() {\n\t// " + question, "max_tokens": tokens, "logprobs": 0,
-				"logit_bias": long, "stream_options": usage})
+			add(completionsAPI, map[string]any{"prompt": "func main() {\n\t// " + question, "max_tokens": tokens,
+				"logprobs": 0, "logit_bias": long, "stream_options": usage})
 			add(responsesAPI, map[string]any{"input": question, "max_output_tokens": tokens, "enable_thinking": false,
 				"logit_bias": long, "include": []string{"message.output_text.logprobs"}})
 		}

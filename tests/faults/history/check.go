@@ -57,8 +57,8 @@ type Report struct {
 	Lost      int `json:"tokens_lost"`
 	Doubled   int `json:"tokens_doubled"`
 	Different int `json:"tokens_different"`
-	// Quiet are the longest pauses between tokens of streams beside which nothing failed, Faults of those beside faults, by
-	// type. First are the waits for first tokens.
+	// Quiet are the longest pauses between tokens of streams beside which nothing failed, Faults of those beside faults,
+	// by type. First are the waits for first tokens.
 	Quiet  Pauses            `json:"quiet"`
 	First  Pauses            `json:"first_token"`
 	Faults map[string]Pauses `json:"faults"`
@@ -272,8 +272,8 @@ func (c *checker) judge(s *stream) {
 		count int
 	}{{Lost, d.lost}, {Doubled, d.doubled}, {Different, d.different}} {
 		if found.count > 0 {
-			c.problem(found.kind, s.id, s.last, "%s: %d tokens %s from token %d on%s", s.ask, found.count, found.kind, d.first,
-				c.swapped(s))
+			c.problem(found.kind, s.id, s.last, "%s: %d tokens %s from token %d on%s", s.ask, found.count, found.kind,
+				d.first, c.swapped(s))
 		}
 	}
 	if end.Finish != "" && d.total() == 0 {
