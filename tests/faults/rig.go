@@ -194,8 +194,8 @@ func (r *rig) startGateway(p *part) error {
 	if err != nil {
 		return err
 	}
-	args := []string{"gateway", "--host", p.host.ip, "--port", strconv.Itoa(port), "--grpc-port=-1", "--registry-listen",
-		p.address, "--authority", r.authority(), "--join-token-output", r.token(), "--model", r.model(targetModel),
+	args := []string{"gateway", "--host", p.host.ip, "--port", strconv.Itoa(port), "--grpc-port=-1",
+		"--registry-listen", p.address, "--authority", r.authority(), "--join-token-output", r.token(), "--model", r.model(targetModel),
 		"--prefill-drafter", r.model(scorerModel), "--api-key", apiKey, "--log-level", "info"}
 	args = append(args, r.cfg.GatewayArgs...)
 	p.clients = net.JoinHostPort(p.host.ip, strconv.Itoa(port))
@@ -264,8 +264,8 @@ func (r *rig) startWorkers(ctx context.Context) error {
 	if out, err := issue.CombinedOutput(); err != nil {
 		return fmt.Errorf("certificate of the stage: %w: %s", err, out)
 	}
-	common := []string{"--supervise", "--parent-pid", strconv.Itoa(os.Getpid()), "--hang-timeout", r.cfg.HangTimeout.String(),
-		"--threads", "1", "--max-ctx", "4096", "--lanes", "8", "--log-level", "info"}
+	common := []string{"--supervise", "--parent-pid", strconv.Itoa(os.Getpid()), "--hang-timeout",
+		r.cfg.HangTimeout.String(), "--threads", "1", "--max-ctx", "4096", "--lanes", "8", "--log-level", "info"}
 	if _, err := r.start(lastLayers, "worker-target", append([]string{"--stage", "2/2", "--model", r.model(targetModel),
 		"--target-layer-split", "5,3", "--listen", lastLayers.address, "--certs", certs}, common...)...); err != nil {
 		return err
