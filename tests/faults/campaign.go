@@ -1,6 +1,6 @@
 // Package faults runs a cluster of real processes, kills and stops them and disturbs their links at random moments,
-// while clients stream answers. Everything that clients see is recorded and checked (package history): no token may be lost,
-// doubled or different.
+// while clients stream answers. Everything that clients see is recorded and checked (package history): no token may
+// be lost, doubled or different.
 package faults
 
 import (

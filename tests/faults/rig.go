@@ -158,7 +158,8 @@ func (r *rig) link(p *part, server string) (*link.Link, error) {
 	return link.Listen(net.JoinHostPort(p.host.gate(), "0"), server, r.cfg.Seed+r.links)
 }
 
-// registries makes links from a host to the registry of every gateway and returns their addresses, with commas between them.
+// registries makes links from a host to the registry of every gateway and returns their addresses, with commas between
+// them.
 func (r *rig) registries(p *part) (string, error) {
 	var addresses []string
 	for _, g := range r.parts {
@@ -195,8 +196,8 @@ func (r *rig) startGateway(p *part) error {
 		return err
 	}
 	args := []string{"gateway", "--host", p.host.ip, "--port", strconv.Itoa(port), "--grpc-port=-1",
-		"--registry-listen", p.address, "--authority", r.authority(), "--join-token-output", r.token(), "--model", r.model(targetModel),
-		"--prefill-drafter", r.model(scorerModel), "--api-key", apiKey, "--log-level", "info"}
+		"--registry-listen", p.address, "--authority", r.authority(), "--join-token-output", r.token(),
+		"--model", r.model(targetModel), "--prefill-drafter", r.model(scorerModel), "--api-key", apiKey, "--log-level", "info"}
 	args = append(args, r.cfg.GatewayArgs...)
 	p.clients = net.JoinHostPort(p.host.ip, strconv.Itoa(port))
 	running := make(chan error, 1)
