@@ -111,8 +111,9 @@ func show(r *faults.Result, out string) (bool, error) {
 	table.Add("(first tokens)", r.First.Count, r.First.P50, r.First.P99, r.First.Max, r.First.Limit)
 	table.Write(os.Stdout)
 	fmt.Printf("\n%d kills, %d hangs in %.0f s; %d requests, %d finished, %d ended with an "+
-		"error beside a gateway's fault, %d resumed; %d replays\n%d tokens: %d lost, %d doubled, %d different\n",
-		r.Kills, r.Hangs, r.Seconds, r.Requests, r.Finished, r.Errors, r.Resumed, r.Replays, r.Tokens, r.Lost, r.Doubled, r.Different)
+		"error beside a gateway's fault, %d resumed; %d replays\n%d tokens: %d lost, %d doubled, %d different\n", r.Kills,
+		r.Hangs, r.Seconds, r.Requests, r.Finished, r.Errors, r.Resumed, r.Replays, r.Tokens, r.Lost, r.Doubled,
+		r.Different)
 	return report.Judge(out, struct {
 		Machine string   `json:"machine"`
 		Command []string `json:"command"`

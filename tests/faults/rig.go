@@ -197,7 +197,8 @@ func (r *rig) startGateway(p *part) error {
 	}
 	args := []string{"gateway", "--host", p.host.ip, "--port", strconv.Itoa(port), "--grpc-port=-1",
 		"--registry-listen", p.address, "--authority", r.authority(), "--join-token-output", r.token(),
-		"--model", r.model(targetModel), "--prefill-drafter", r.model(scorerModel), "--api-key", apiKey, "--log-level", "info"}
+		"--model", r.model(targetModel), "--prefill-drafter", r.model(scorerModel),
+		"--api-key", apiKey, "--log-level", "info"}
 	args = append(args, r.cfg.GatewayArgs...)
 	p.clients = net.JoinHostPort(p.host.ip, strconv.Itoa(port))
 	running := make(chan error, 1)
