@@ -20,6 +20,7 @@ import (
 
 	"github.com/tandem-inference/tandem/bench/report"
 	"github.com/tandem-inference/tandem/tests/faults"
+	"github.com/tandem-inference/tandem/tests/faults/history"
 )
 
 // inside is set where this program has a network namespace of its own.
@@ -29,6 +30,7 @@ func main() {
 	cfg := faults.Config{Log: os.Stderr}
 	flag.IntVar(&cfg.Kills, "kills", 20, "processes that are killed")
 	flag.IntVar(&cfg.Hangs, "hangs", 10, "processes that are stopped, and links that are disturbed")
+	flag.DurationVar(&cfg.Duration, "duration", 0, "end before all of them; 0 = never")
 	flag.Uint64Var(&cfg.Seed, "seed", 1, "of faults and clients")
 	flag.IntVar(&cfg.Clients, "clients", 3, "streams at a time")
 	flag.IntVar(&cfg.Tokens, "tokens", 200, "tokens of an answer")
@@ -37,11 +39,15 @@ func main() {
 	flag.DurationVar(&cfg.HangTimeout, "hang-timeout", time.Second, "--hang-timeout of workers")
 	flag.Float64Var(&cfg.Slack, "slack", 1, "factor of the limits of pauses, for busy machines")
 	flag.StringVar(&cfg.Logs, "logs", "", "folder for the logs of all processes")
-	out := flag.String("out", filepath.Join("build", "faults.json"), "file of results; the history lies beside it as .history")
+	out := flag.String("out", filepath.Join("build", "faults.json"), "file of results; the history is beside it")
+	check := flag.String("check", "", "only check the history of this file")
 	only := flag.String("only", "", "regular expression of the types of faults")
 	namespaces := flag.Bool("namespaces", os.Geteuid() == 0, "every process in a network namespace; needs root")
 	flag.Parse()
 	report.Main(func(ctx context.Context) (bool, error) {
+		if *check != "" {
+			return judge(&cfg, *check, *out)
+		}
 		cfg.Namespaces = *namespaces
 		return run(ctx, cfg, *only, *out)
 	})
@@ -76,6 +82,25 @@ func run(ctx context.Context, cfg faults.Config, only, out string) (bool, error)
 	if err != nil {
 		return false, err
 	}
+	return show(r, out)
+}
+
+// judge checks the history of an earlier campaign.
+func judge(cfg *faults.Config, file, out string) (bool, error) {
+	in, err := os.Open(file)
+	if err != nil {
+		return false, fmt.Errorf("-check: %w", err)
+	}
+	defer in.Close()
+	records, err := history.Read(in)
+	if err != nil {
+		return false, fmt.Errorf("-check: %w", err)
+	}
+	return show(&faults.Result{Report: cfg.Check(records)}, out)
+}
+
+// show prints a result, writes it and says whether it is accepted.
+func show(r *faults.Result, out string) (bool, error) {
 	table := &report.Table{Title: "Longest pause of a stream", Header: []string{"fault", "times", "p50, ms", "p99, ms",
 		"max, ms", "limit, ms"}}
 	table.Add("none", r.Quiet.Count, r.Quiet.P50, r.Quiet.P99, r.Quiet.Max, r.Quiet.Limit)
@@ -83,10 +108,12 @@ func run(ctx context.Context, cfg faults.Config, only, out string) (bool, error)
 		p := r.Faults[name]
 		table.Add(name, p.Count, p.P50, p.P99, p.Max, p.Limit)
 	}
+	table.Add("(first tokens)", r.First.Count, r.First.P50, r.First.P99, r.First.Max, r.First.Limit)
 	table.Write(os.Stdout)
-	fmt.Printf("\n%d kills, %d hangs in %.0f s; %d requests, %d finished, %d ended with an error beside a gateway's fault, "+
-		"%d resumed; %d replays\n%d tokens: %d lost, %d doubled, %d different\n", r.Kills, r.Hangs, r.Seconds, r.Requests,
-		r.Finished, r.Errors, r.Resumed, r.Replays, r.Tokens, r.Lost, r.Doubled, r.Different)
+	fmt.Printf("\n%d kills, %d hangs in %.0f s; %d requests, %d finished, %d ended with an "+
+		"error beside a gateway's fault, %d resumed; %d replays\n%d tokens: %d lost, %d doubled, %d different\n", r.Kills,
+		r.Hangs, r.Seconds, r.Requests, r.Finished, r.Errors, r.Resumed, r.Replays, r.Tokens, r.Lost, r.Doubled,
+		r.Different)
 	return report.Judge(out, struct {
 		Machine string   `json:"machine"`
 		Command []string `json:"command"`

@@ -69,8 +69,8 @@ func (p *Port) ServerOptions(creds credentials.TransportCredentials) []grpc.Serv
 		creds = insecure.NewCredentials()
 	}
 	return []grpc.ServerOption{
-		grpc.Creds(&handshake{creds, p}), grpc.ConnectionTimeout(handshakeTime), grpc.MaxConcurrentStreams(p.limits.Streams),
-		grpc.MaxHeaderListSize(headerBytes),
+		grpc.Creds(&handshake{creds, p}), grpc.ConnectionTimeout(handshakeTime),
+		grpc.MaxConcurrentStreams(p.limits.Streams), grpc.MaxHeaderListSize(headerBytes),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingTime, Timeout: pongTime}),
 	}
 }

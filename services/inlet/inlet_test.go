@@ -225,8 +225,8 @@ func TestWholeMessagesAreNotHeld(t *testing.T) {
 	}
 }
 
-// TestConnectionsAreBounded: one host has so many connections, and all have so many; who is refused is told at once, and
-// finds room when another leaves.
+// TestConnectionsAreBounded: one host has so many connections, and all have so many; who is refused is told at once,
+// and finds room when another leaves.
 func TestConnectionsAreBounded(t *testing.T) {
 	s := serve(t, Limits{Connections: 100, PerHost: 3, Streams: 10, ArrivingBytes: 1 << 20})
 	var open []*raw

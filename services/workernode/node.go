@@ -72,9 +72,9 @@ type Config struct {
 // features and tables travel in pieces of about 1 MiB.
 const MaxRequestBytes = 32 << 20
 
-// callers are what gateways, peers and strangers may hold of a worker's port: connections are few, the streams of one are
-// those of all slots.
-var callers = inlet.Limits{Connections: 512, PerHost: 256, Streams: 8192, ArrivingBytes: 8 * MaxRequestBytes}
+// callers are what gateways, peers and strangers may hold of a worker's port: connections are few, the streams of one
+// are those of all slots.
+var callers = inlet.Limits{Connections: 512, PerHost: 256, Streams: 8192, ArrivingBytes: 2 * MaxRequestBytes}
 
 // ServerOptions are those of every worker's server.
 func ServerOptions(log *zap.Logger) []grpc.ServerOption {

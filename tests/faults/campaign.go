@@ -1,6 +1,6 @@
-// Package faults runs a cluster of real processes, kills and stops them and disturbs their links at random moments, while
-// clients stream answers. Everything that clients see is recorded and checked (package history): no token may be lost,
-// doubled or different.
+// Package faults runs a cluster of real processes, kills and stops them and disturbs their links at random moments,
+// while clients stream answers. Everything that clients see is recorded and checked (package history): no token may
+// be lost, doubled or different.
 package faults
 
 import (
@@ -22,18 +22,22 @@ import (
 // Config of a campaign.
 type Config struct {
 	Kills, Hangs int
-	Seed         uint64
+	// Duration ends a campaign before all of them, 0 = never.
+	Duration time.Duration
+	Seed     uint64
 	// Clients stream at a time; answers of Tokens each.
 	Clients, Tokens int
-	Gateways        int
+	// Asks is the number of different requests; 0 = all.
+	Asks     int
+	Gateways int
 	// GatewayArgs are added to the command line of gateways.
 	GatewayArgs []string
 	// GatewayPause is the time before a gateway that has ended is started again.
 	GatewayPause time.Duration
 	// HangTimeout is --hang-timeout of workers.
 	HangTimeout time.Duration
-	// Namespaces puts every part into a network namespace of its own, so that the kernel drops packets. It needs root, and
-	// this process must be in a namespace itself: Inside.
+	// Namespaces puts every part into a network namespace of its own, so that the kernel drops packets. It needs root,
+	// and this process must be in a namespace itself: Inside.
 	Namespaces bool
 	// Slack multiplies all limits of pauses, on machines that are busy with other things.
 	Slack float64
@@ -75,6 +79,9 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	b := &browser{bases: r.bases(), notes: notes, http: &http.Client{Transport: &http.Transport{
 		MaxIdleConnsPerHost: cfg.Clients, ResponseHeaderTimeout: silence}}}
 	all := asks(cfg.Tokens)
+	if cfg.Asks > 0 {
+		all = all[:min(len(all), cfg.Asks)]
+	}
 	if err := b.references(ctx, all); err != nil {
 		return nil, fmt.Errorf("%w\n%s", err, r.logs())
 	}
@@ -98,8 +105,13 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the history: %w", err)
 	}
-	out.Report = history.Check(records, cfg.limits())
+	out.Report = cfg.Check(records)
 	return out, nil
+}
+
+// Check holds a history against the limits of a campaign.
+func (c *Config) Check(records []history.Record) *history.Report {
+	return history.Check(records, c.limits())
 }
 
 // campaign makes one part after the other fail.
@@ -107,7 +119,11 @@ func (r *rig) campaign(ctx context.Context, notes *history.Recorder, out *Result
 	rng := rand.New(rand.NewPCG(r.cfg.Seed, 0))
 	faults := append(plan(r.chosen(killKinds()), r.cfg.Kills, rng), plan(r.chosen(hangKinds()), r.cfg.Hangs, rng)...)
 	rng.Shuffle(len(faults), func(i, j int) { faults[i], faults[j] = faults[j], faults[i] })
+	start := time.Now()
 	for i, k := range faults {
+		if r.cfg.Duration > 0 && time.Since(start) > r.cfg.Duration {
+			return nil
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()

@@ -71,7 +71,8 @@ func plan(kinds []kind, n int, rng *rand.Rand) (out []kind) {
 // limits are what faults of every type may do.
 func (c *Config) limits() history.Limits {
 	scale := func(d time.Duration) time.Duration { return time.Duration(float64(d) * c.Slack) }
-	l := history.Limits{Quiet: scale(quietGap), Settle: settleTime, Faults: map[string]history.Limit{}}
+	l := history.Limits{Quiet: scale(quietGap), First: scale(firstToken), Settle: settleTime,
+		Faults: map[string]history.Limit{}}
 	for _, k := range append(killKinds(), hangKinds()...) {
 		limit := history.Limit{Gap: scale(targetGap)}
 		switch k.role {
@@ -86,8 +87,10 @@ func (c *Config) limits() history.Limits {
 }
 
 const (
-	// quietGap is the longest pause beside no fault: of a long prompt that is scored and read.
+	// quietGap is the longest pause beside no fault: while the prompts of others are scored and read.
 	quietGap = time.Second
+	// firstToken is the longest wait for the first token: of a long prompt that is read twice.
+	firstToken = 10 * time.Second
 	// targetGap is that when a stream moves to another worker.
 	targetGap = 2 * time.Second
 	// draftGap is that when a draft is lost: the longest wait for a proposal (--draft-deadline), and a step.

@@ -158,7 +158,8 @@ func (r *rig) link(p *part, server string) (*link.Link, error) {
 	return link.Listen(net.JoinHostPort(p.host.gate(), "0"), server, r.cfg.Seed+r.links)
 }
 
-// registries makes links from a host to the registry of every gateway and returns their addresses, with commas between them.
+// registries makes links from a host to the registry of every gateway and returns their addresses, with commas between
+// them.
 func (r *rig) registries(p *part) (string, error) {
 	var addresses []string
 	for _, g := range r.parts {
@@ -194,9 +195,10 @@ func (r *rig) startGateway(p *part) error {
 	if err != nil {
 		return err
 	}
-	args := []string{"gateway", "--host", p.host.ip, "--port", strconv.Itoa(port), "--grpc-port=-1", "--registry-listen",
-		p.address, "--authority", r.authority(), "--join-token-output", r.token(), "--model", r.model(targetModel),
-		"--prefill-drafter", r.model(scorerModel), "--api-key", apiKey, "--log-level", "info"}
+	args := []string{"gateway", "--host", p.host.ip, "--port", strconv.Itoa(port), "--grpc-port=-1",
+		"--registry-listen", p.address, "--authority", r.authority(), "--join-token-output", r.token(),
+		"--model", r.model(targetModel), "--prefill-drafter", r.model(scorerModel),
+		"--api-key", apiKey, "--log-level", "info"}
 	args = append(args, r.cfg.GatewayArgs...)
 	p.clients = net.JoinHostPort(p.host.ip, strconv.Itoa(port))
 	running := make(chan error, 1)
@@ -230,6 +232,7 @@ func (r *rig) start(p *part, program string, args ...string) (ended chan struct{
 	cmd.Env = append(os.Environ(), "TMPDIR="+p.dir, "XDG_CACHE_HOME="+filepath.Join(r.dir, "cache"),
 		"XDG_CONFIG_HOME="+p.dir)
 	cmd.Stdout, cmd.Stderr = p.log.file, p.log.file
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // workers watch this process themselves as well
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
@@ -263,8 +266,8 @@ func (r *rig) startWorkers(ctx context.Context) error {
 	if out, err := issue.CombinedOutput(); err != nil {
 		return fmt.Errorf("certificate of the stage: %w: %s", err, out)
 	}
-	common := []string{"--supervise", "--parent-pid", strconv.Itoa(os.Getpid()), "--hang-timeout", r.cfg.HangTimeout.String(),
-		"--threads", "1", "--max-ctx", "4096", "--lanes", "8", "--log-level", "info"}
+	common := []string{"--supervise", "--parent-pid", strconv.Itoa(os.Getpid()), "--hang-timeout",
+		r.cfg.HangTimeout.String(), "--threads", "1", "--max-ctx", "4096", "--lanes", "8", "--log-level", "info"}
 	if _, err := r.start(lastLayers, "worker-target", append([]string{"--stage", "2/2", "--model", r.model(targetModel),
 		"--target-layer-split", "5,3", "--listen", lastLayers.address, "--certs", certs}, common...)...); err != nil {
 		return err

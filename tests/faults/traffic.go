@@ -48,6 +48,16 @@ const endOfTurn = "8162"
 
 // asks are the requests of a campaign: all APIs, greedy and sampled.
 func asks(tokens int) (all []ask) {
+	for i := range 1 {
+		text := fmt.Sprintf("The access code of lilac is %d.\n", 55000+i) +
+			strings.Repeat("The sky over the harbour was grey, and nothing of note was written down that day. ", 60)
+		all = append(all, ask{name: fmt.Sprintf("compressed %d", i), path: chatAPI, compresses: true, body: map[string]any{
+			"messages": []map[string]any{{"role": "user", "content": text + "\nWhat is the access code of lilac?"}},
+			"stream":   true, "max_tokens": tokens / 4, "temperature": 0, "enable_thinking": false, "logprobs": true,
+			"logit_bias":     map[string]any{endOfTurn: -100},
+			"stream_options": map[string]any{"include_usage": true},
+			"pflash":         map[string]any{"mode": "always", "keep_ratio": 0.2}}})
+	}
 	for i, question := range []string{"What is DDTree?", "Write a Go function that reverses a slice of strings.",
 		"How do workers join the gateway?"} {
 		for _, sampled := range []bool{false, true} {
@@ -67,21 +77,11 @@ func asks(tokens int) (all []ask) {
 			long := map[string]any{endOfTurn: -100}
 			add(chatAPI, map[string]any{"messages": []map[string]any{{"role": "user", "content": question}},
 				"max_tokens": tokens, "enable_thinking": false, "logprobs": true, "logit_bias": long, "stream_options": usage})
-			add(completionsAPI, map[string]any{"prompt": "func main() {\n\t// " + question, "max_tokens": tokens, "logprobs": 0,
-				"logit_bias": long, "stream_options": usage})
+			add(completionsAPI, map[string]any{"prompt": "func main() {\n\t// " + question, "max_tokens": tokens,
+				"logprobs": 0, "logit_bias": long, "stream_options": usage})
 			add(responsesAPI, map[string]any{"input": question, "max_output_tokens": tokens, "enable_thinking": false,
 				"logit_bias": long, "include": []string{"message.output_text.logprobs"}})
 		}
-	}
-	for i := range 2 {
-		text := fmt.Sprintf("The access code of lilac is %d.\n", 55000+i) +
-			strings.Repeat("The sky over the harbour was grey, and nothing of note was written down that day. ", 60)
-		all = append(all, ask{name: fmt.Sprintf("compressed %d", i), path: chatAPI, compresses: true, body: map[string]any{
-			"messages": []map[string]any{{"role": "user", "content": text + "\nWhat is the access code of lilac?"}},
-			"stream":   true, "max_tokens": tokens / 4, "temperature": 0, "enable_thinking": false, "logprobs": true,
-			"logit_bias":     map[string]any{endOfTurn: -100},
-			"stream_options": map[string]any{"include_usage": true},
-			"pflash":         map[string]any{"mode": "always", "keep_ratio": 0.2}}})
 	}
 	return all
 }

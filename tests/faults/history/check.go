@@ -11,6 +11,8 @@ import (
 type Limits struct {
 	// Quiet is the longest pause of a stream beside which nothing failed.
 	Quiet time.Duration
+	// First is the longest wait for the first token, whatever fails: a prompt whose worker is lost is read again.
+	First time.Duration
 	// Faults are the limits of each type of fault. A type without limits is a problem of the history.
 	Faults map[string]Limit
 	// Settle is for how long after it is healed a fault may still have effects.
@@ -55,8 +57,10 @@ type Report struct {
 	Lost      int `json:"tokens_lost"`
 	Doubled   int `json:"tokens_doubled"`
 	Different int `json:"tokens_different"`
-	// Quiet are the longest pauses of streams beside which nothing failed, Faults of those beside faults, by type.
+	// Quiet are the longest pauses between tokens of streams beside which nothing failed, Faults of those beside faults,
+	// by type. First are the waits for first tokens.
 	Quiet  Pauses            `json:"quiet"`
+	First  Pauses            `json:"first_token"`
 	Faults map[string]Pauses `json:"faults"`
 	// Problems are none when the history is accepted.
 	Problems []Problem `json:"problems"`
@@ -94,8 +98,11 @@ type stream struct {
 	end      *Record
 }
 
-// pause is a time without tokens.
-type pause struct{ from, to time.Duration }
+// pause is a time without tokens; first is the one before the first token.
+type pause struct {
+	from, to time.Duration
+	first    bool
+}
 
 func (p pause) length() time.Duration { return p.to - p.from }
 
@@ -107,6 +114,7 @@ type checker struct {
 	order      []*stream
 	faults     []*fault
 	now        time.Duration
+	first      []time.Duration // waits for first tokens
 	report     Report
 }
 
@@ -129,6 +137,7 @@ func Check(records []Record, limits Limits) *Report {
 			quiet = append(quiet, longest)
 		}
 	}
+	c.report.First = summary(c.first, limits.First)
 	c.report.Quiet = summary(quiet, limits.Quiet)
 	c.summarise()
 	slices.SortStableFunc(c.report.Problems, func(a, b Problem) int { return cmp.Compare(a.At, b.At) })
@@ -210,7 +219,7 @@ func (c *checker) event(r *Record) {
 		s.sequence = r.Sequence
 	}
 	if len(r.Tokens) > 0 || r.Kind == End {
-		s.pauses = append(s.pauses, pause{s.last, r.At})
+		s.pauses = append(s.pauses, pause{s.last, r.At, len(s.tokens) == 0})
 		s.last = r.At
 	}
 	s.tokens = append(s.tokens, r.Tokens...)
@@ -263,8 +272,8 @@ func (c *checker) judge(s *stream) {
 		count int
 	}{{Lost, d.lost}, {Doubled, d.doubled}, {Different, d.different}} {
 		if found.count > 0 {
-			c.problem(found.kind, s.id, s.last, "%s: %d tokens %s from token %d on%s", s.ask, found.count, found.kind, d.first,
-				c.swapped(s))
+			c.problem(found.kind, s.id, s.last, "%s: %d tokens %s from token %d on%s", s.ask, found.count, found.kind,
+				d.first, c.swapped(s))
 		}
 	}
 	if end.Finish != "" && d.total() == 0 {
@@ -332,6 +341,14 @@ func (c *checker) pauses(s *stream) (longest time.Duration, alone bool) {
 		}
 	}
 	for _, p := range s.pauses {
+		if p.first {
+			c.first = append(c.first, p.length())
+			if p.length() > c.limits.First {
+				c.problem(Gap, s.id, p.to, "%s: the first token came after %v, at most %v are allowed", s.ask,
+					p.length().Round(time.Millisecond), c.limits.First)
+			}
+			continue
+		}
 		longest = max(longest, p.length())
 		limit, why := c.limits.Quiet, "nothing failed meanwhile"
 		for _, f := range c.faults {

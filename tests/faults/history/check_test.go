@@ -15,7 +15,7 @@ const step = 20 * time.Millisecond
 
 // limits of the histories of tests.
 var limits = Limits{
-	Quiet: 500 * time.Millisecond, Settle: 100 * time.Millisecond,
+	Quiet: 500 * time.Millisecond, First: 6 * time.Second, Settle: 100 * time.Millisecond,
 	Faults: map[string]Limit{"kill target": {Gap: 2 * time.Second}, "kill gateway": {Gap: 5 * time.Second, Errors: true}},
 }
 
@@ -278,13 +278,18 @@ func TestPlantedFaults(t *testing.T) {
 			return withoutGaps(h)
 		}},
 		"a pause is too long": {[]string{Gap}, func(rng *rand.Rand, h []Record) []Record {
-			i := pick(rng, h, func(i int) bool { return h[i].Kind == Tokens && quietly(h, i) })
+			i := pick(rng, h, func(i int) bool { return h[i].Kind == Tokens && parts(h, i)[0] < i && quietly(h, i) })
 			later(h, i, limits.Quiet+time.Millisecond)
 			return h
 		}},
 		"a pause after a fault is too long": {[]string{Gap}, func(_ *rand.Rand, h []Record) []Record {
 			i := slices.IndexFunc(h, func(r Record) bool { return r.Kind == Healed })
 			later(h, i, limits.Settle+step)
+			return h
+		}},
+		"a first token is too late": {[]string{Gap}, func(_ *rand.Rand, h []Record) []Record {
+			i := slices.IndexFunc(h, func(r Record) bool { return r.Kind == Tokens }) // nothing else has begun
+			later(h, i, limits.First+time.Millisecond)
 			return h
 		}},
 		"a number is missing": {[]string{Lost, Malformed}, func(rng *rand.Rand, h []Record) []Record {
