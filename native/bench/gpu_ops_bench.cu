@@ -347,7 +347,7 @@ void bench_attention(Bench* b) {
     const auto slot = [&](int position) { return kv_slot(pages.data(), position); };
     constexpr std::pair<int, bool> kSteps[] = {{1, false}, {16, false}, {16, true}, {23, true}, {512, false}};
     for (const auto& [rows, tree] : kSteps) {
-      if (rows == 512 && context > 8192) continue;
+      if (rows == 512 && context > 8192 && kv_type != kF16) continue;
       // Chains (1 row: plain; 512: the last chunk of a prompt) and trees.
       std::vector<AttentionRowPlan> plans;
       std::vector<std::vector<int32_t>> tails;
@@ -372,6 +372,7 @@ void bench_attention(Bench* b) {
       step.plan({{&group, 1}, plans.data(), nullptr, nullptr}, rows);
       AttentionArgs a;
       a.mode = attention_mode(kv, b->info);
+      a.processors = b->info.processors;
       a.kv = kv, a.q_heads = kQHeads, a.scale = 1.0f / 16, a.rows = rows;
       a.row_plans = b->upload(step.rows), a.tails = b->upload(step.tails), a.pages = b->upload(step.pages);
       a.bulk = b->upload(step.bulk), a.n_bulk = static_cast<int>(step.bulk.size()), a.bulk_rows = step.bulk_rows;

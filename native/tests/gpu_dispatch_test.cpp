@@ -189,6 +189,7 @@ std::string attention(const Card& card, KvType keys, KvType values, int rows) {
   a.scratch_bytes = attention_scratch_bytes(a.mode, a.kv, a.q_heads, rows);
   a.shared_per_block = card.info.shared_per_block;
   a.wgmma = card.hopper;
+  a.processors = card.info.processors;
   return launched([&](Stream& s) { launch_attention(s, a); });
 }
 

@@ -127,6 +127,7 @@ Status attend(Device& dev, const Shape& s, const KvShape& kv, const KvCache& cac
   DeviceInfo info;
   CHECK_OK(device_info(0, &info));
   a.wgmma = shared == kWide && has_attention_wgmma(info);
+  a.processors = info.processors;
   if (mode == AttentionMode::kFlash) {
     launch_attention_flash<Unit>(dev.stream, a);
   } else {
@@ -373,6 +374,42 @@ TEST(chunks_equal_single_rows) {
         }
       }
     }
+  }
+}
+
+// More than 64 rows of F16 go by units of one segment on Hopper (attention_prompt.cu): rows with segments of different
+// sizes, windows that begin inside of segments, several sequences, trees, blocks that are partly empty. Other shapes of
+// blocks give the same bits.
+TEST(prompts_by_units_equal_other_forms) {
+  Rng rng(14);
+  struct Case {
+    const char* name;
+    Shape shape;
+    PlanBuilder rows;
+    int positions;
+  };
+  std::vector<Case> cases;
+  const auto add = [&](const char* name, const Shape& shape, int positions) -> PlanBuilder& {
+    cases.push_back({name, shape, PlanBuilder(), positions});
+    return cases.back().rows;
+  };
+  add("sizes of segments", {64, 1, 2}, 4200).append(4060, 90);
+  add("one unit and a bit", {128, 1, 3}, 400).append(290, 70);
+  add("three warpgroups, the last one empty", {64, 2, 2}, 700).append(600, 66);
+  add("heads of 256", {256, 1, 2}, 500).append(330, 75);
+  PlanBuilder& windows = add("windows", {64, 1, 4}, 1300);
+  windows.block(1100, 40, 700);
+  windows.block(900, 30, 130);
+  windows.append(200, 20);
+  PlanBuilder& trees = add("trees", {64, 1, 6}, 1200);
+  for (const int past : {60, 500, 1100}) trees.tree(past, random_tree(&rng, 23));
+  for (Case& c : cases) {
+    Cache cache(c.shape, c.positions);
+    cache.fill(&rng, c.positions);
+    const std::vector<float> q = random_floats(&rng, int64_t{c.rows.count()} * c.shape.q_heads * c.shape.dim, 1.5f);
+    const std::vector<float> got = run(c.shape, cache, c.rows, q);
+    CHECK_MSG(worst_error(c.shape, cache, c.rows, q, got) < 2e-3, c.name);
+    CHECK_MSG(same(run(c.shape, cache, c.rows, q, kNarrow), got), c.name);
   }
 }
 

@@ -79,7 +79,8 @@ enum class AttentionMode { kExact, kFlash };
 // attention_mode picks the contract for a cache on a device. The same for every step of an engine.
 AttentionMode attention_mode(const KvShape& kv, const DeviceInfo& device);
 
-// has_attention_wgmma says whether trees and chains may use Hopper's wgmma (attention_wgmma.cu): the bits are the same.
+// has_attention_wgmma says whether attention over halves may use Hopper's wgmma (attention_wgmma.cu: trees and chains,
+// attention_prompt.cu: prompts): the bits are the same.
 bool has_attention_wgmma(const DeviceInfo& device);
 
 // attention_scratch_bytes returns the scratch that launch_attention needs for steps of at most max_rows rows.
@@ -111,6 +112,7 @@ struct AttentionArgs {
   uint64_t scratch_bytes = 0;
   int shared_per_block = 0;  // DeviceInfo::shared_per_block
   bool wgmma = false;        // has_attention_wgmma(), or not to use it
+  int processors = 0;        // DeviceInfo::processors, with wgmma
 };
 void launch_attention(Stream& stream, const AttentionArgs& args);
 // launch_unrotate takes the rotation of values in TQ3_0 off `out` in floats, then applies the gate.

@@ -45,6 +45,7 @@ struct FlashArgs {
   Divisor bulk_divisor, tail_divisor;    // divide by the numbers of blocks, for attention_wgmma.cu
   float* o = nullptr;                    // [rows * q_heads, slots, dim]
   float2* ml = nullptr;                  // [rows * q_heads, slots]: m, l
+  int32_t* handed = nullptr;             // [1 + rows * q_heads]: for attention_prompt.cu, where slots is 2
 };
 
 // Part of a row's keys.
@@ -558,8 +559,10 @@ template <>
 bool launch_flash_wide<false>(Stream& stream, const FlashArgs& f);
 template <>
 bool launch_flash_wide<true>(Stream& stream, const FlashArgs& f);
-// The form of attention_wgmma.cu, of caches of halves on cards that have it (has_attention_wgmma).
+// The forms of attention_wgmma.cu and, for wider steps, attention_prompt.cu, of caches of halves on cards that have them
+// (has_attention_wgmma). The latter launches nothing and returns false where a block has too little shared memory.
 void launch_flash_wgmma(Stream& stream, const FlashArgs& f);
+bool launch_flash_prompt(Stream& stream, const FlashArgs& f);
 
 // The widest block of queries that is useful and fits.
 template <class Unit, int DIM, bool BLOCKS>
@@ -571,6 +574,7 @@ void launch_flash_dim(Stream& stream, const FlashArgs& f) {
       if (!BLOCKS && f.a.wgmma) return launch_flash_wgmma(stream, f);
       if (launch_flash_wide<BLOCKS>(stream, f)) return;
     }
+    if (!BLOCKS && queries > 32 && f.bulk_parts == 1 && f.a.wgmma && launch_flash_prompt(stream, f)) return;
     if (queries <= 16 && fits(flash_shared_bytes<Unit, DIM, 1, 1, 2, BLOCKS>(f.a.kv))) {
       return launch_flash<Unit, DIM, 1, 1, 2, BLOCKS>(stream, f);
     }
@@ -601,8 +605,9 @@ void launch_attention_merge(Stream& stream, const FlashArgs& f);
 
 // Bytes of the partial results of a step.
 inline uint64_t flash_scratch_bytes(const KvShape& kv, int q_heads, int rows) {
-  return static_cast<uint64_t>(rows) * static_cast<uint64_t>(q_heads) * static_cast<uint64_t>(partial_slots(rows)) *
-         (static_cast<uint64_t>(kv.dim) + 2) * sizeof(float);
+  const uint64_t queries = static_cast<uint64_t>(rows) * static_cast<uint64_t>(q_heads);
+  const uint64_t floats = static_cast<uint64_t>(partial_slots(rows)) * (static_cast<uint64_t>(kv.dim) + 2);
+  return queries * floats * sizeof(float) + (queries + 1) * sizeof(int32_t);
 }
 
 // Keys or values must be unpacked to halves: BLOCKS of the kernels.
@@ -626,6 +631,7 @@ void launch_attention_flash(Stream& stream, const AttentionArgs& args) {
   }
   f.o = static_cast<float*>(args.scratch);
   f.ml = reinterpret_cast<float2*>(f.o + partials * static_cast<uint64_t>(args.kv.dim));
+  f.handed = reinterpret_cast<int32_t*>(f.ml + partials);
   if (in_blocks(args.kv)) {
     launch_flash_items<Unit, true>(stream, f);
   } else {

@@ -79,6 +79,30 @@ TND_DEVICE void show_to_wgmma() {
 #endif
 }
 
+// copy_async_arrive arrives at the barrier for the calling lane when its copies of copy_async_16 so far are there; it
+// waits for nothing. Who waits at the barrier calls show_to_wgmma() before wgmma reads them.
+TND_DEVICE void copy_async_arrive(Barrier* b) {
+#if defined(TND_GPU_EMU)
+  copy_async_commit();
+  copy_async_wait<0>();
+  barrier_arrive(b);
+#elif defined(TND_CLUSTER_CODE)
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(b)) : "memory");
+#endif
+}
+
+// settled stands between wgmma_wait() and the first use of sums that were in the background.
+template <int N>
+TND_DEVICE void settled([[maybe_unused]] float (&sums)[N][4]) {
+#if defined(TND_WGMMA_CODE)
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(sums[i][e])::"memory");
+  }
+#endif
+}
+
 // Panels of 64 columns: [panel][64 rows][128 bytes], the 16-byte parts of a row swapped by its index as wgmma reads
 // them (swizzle of 128 bytes), at a 1024-byte boundary.
 template <int DIM>
@@ -109,6 +133,28 @@ struct GroupTiles {
   }
   // o += p v
   TND_DEVICE void multiply_values(float (&o)[DIM / 8][4], uint32_t (&p)[kKeySteps][4], uint16_t* values) {
+    begin_values(o, p, values);
+    wgmma_wait<0>();
+  }
+  // The same in the background, a group for wgmma_wait() each, without loops.
+  TND_DEVICE void begin_keys(float (&s)[kKeyBlocks][4], uint16_t* queries, uint16_t* keys, int) {
+    // Only the low words of operands differ. In a loop the compiler would keep all of them in registers.
+    const uint64_t q = wgmma_operand(queries), k = wgmma_operand(keys);
+    uint32_t q_low = static_cast<uint32_t>(q), k_low = static_cast<uint32_t>(k);
+    asm volatile("" : "+r"(q_low), "+r"(k_low));
+    const uint64_t high = q >> 32 << 32;
+    wgmma_fence();
+#pragma unroll
+    for (int panel = 0; panel < DIM / 64; ++panel) {
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        const uint32_t at = static_cast<uint32_t>(panel * (kPanelBytes >> 4) + step * static_cast<int>(kWgmmaStep));
+        wgmma_keys(s, high | (q_low + at), high | (k_low + at), panel + step);
+      }
+    }
+    wgmma_commit();
+  }
+  TND_DEVICE void begin_values(float (&o)[DIM / 8][4], uint32_t (&p)[kKeySteps][4], uint16_t* values) {
     // Sixteen rows of keys are two groups of eight, 1024 bytes apart; panels of columns are kPanelBytes apart.
     constexpr uint64_t kAnyPanel = uint64_t{0x3FFF} << 16, kPanels = uint64_t{kPanelBytes >> 4} << 16;
     const uint64_t v = (wgmma_operand(values) & ~kAnyPanel) | kPanels;
@@ -116,7 +162,6 @@ struct GroupTiles {
 #pragma unroll
     for (int n = 0; n < kKeySteps; ++n) wgmma_values(o, p[n], v + (2048 >> 4) * n);
     wgmma_commit();
-    wgmma_wait<0>();
   }
 #elif defined(TND_GPU_EMU)
   TND_DEVICE void multiply_keys(float (&s)[kKeyBlocks][4], uint16_t* queries, uint16_t* keys, int warp) {
@@ -142,6 +187,12 @@ struct GroupTiles {
         multiply_both(o[j], o[j + 1], p[n], v);
       }
     }
+  }
+  TND_DEVICE void begin_keys(float (&s)[kKeyBlocks][4], uint16_t* queries, uint16_t* keys, int warp) {
+    multiply_keys(s, queries, keys, warp);
+  }
+  TND_DEVICE void begin_values(float (&o)[DIM / 8][4], uint32_t (&p)[kKeySteps][4], uint16_t* values) {
+    multiply_values(o, p, values);
   }
 
  private:

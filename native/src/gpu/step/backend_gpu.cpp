@@ -652,6 +652,7 @@ void GpuBackend::attention(const AttentionLayer& w, int layer, const AttentionPl
   args.scratch_bytes = attention_scratch_bytes_;
   args.shared_per_block = info_.shared_per_block;
   args.wgmma = has_attention_wgmma(info_);
+  args.processors = info_.processors;
   const Parts to = outputs(out, r.most);
   if (!to.mixed()) {
     args.acts = to.part[0].acts;

@@ -1,0 +1,604 @@
+// The flash contract of attention.h for prompts over caches of halves, by Hopper's wgmma: steps of more than 64 rows,
+// whose segments are folded one after the other. The emulation has this form too, with the products of mma.sync
+// (attention_wgmma_tiles.cuh).
+//
+// Work is cut into units: up to 64 * kGroups queries (rows x query heads of a key/value head), and one of their
+// segments, or their tails. One block a processor takes unit after unit, segments ascending. A unit folds its sums into
+// the slots after the unit of the segment before has handed over its own (handover.h); so a step's work is shared
+// evenly, whatever its number of queries. Rows with segments of other sizes, on the other side of a multiple of 2048
+// positions, take units of their own.
+//
+// The first warpgroup of a block brings data: a warp each for K, V, queries, and the next unit. Each of the others has
+// 64 queries, a warp 16 from q k^T to p v. Their sums lie in registers; each thread folds the elements that it holds.
+// The products of a warpgroup run while another one has its softmax. Bound: matrix units for heads of 256, instructions
+// of the softmax for shorter ones; at short contexts, where segments are short, the folds.
+#include <algorithm>
+
+#include "gpu/attention/attention_flash.cuh"
+#include "gpu/attention/attention_softmax.cuh"
+#include "gpu/attention/attention_wgmma_tiles.cuh"
+#include "gpu/runtime/handover.h"
+
+#if defined(TND_GPU_EMU) || defined(TND_CUDA_WGMMA)
+
+namespace tnd::gpu {
+namespace {
+
+constexpr int kTile = kAttentionTile;
+constexpr int kGroupThreads = 4 * TND_WARP;
+constexpr int kBeginThreads = 256;
+constexpr int kParts = kAttentionSegments - 1;  // of the keys before a tail
+
+// A unit of work, as the block's warps read it from shared memory.
+struct Unit {
+  AttentionTile tile;
+  int32_t kv_head, part, slot;
+  int32_t first_query, queries;
+  int32_t segment;                // size: rows with another one take no part
+  int32_t first_tile, last_tile;  // none left: 0, 0
+  int32_t end;                    // of the positions that any query sees
+  int32_t turn, first_turn;       // number of this segment, and of the first one with keys
+};
+
+template <int DIM>
+struct PromptShape {
+  using Tiles = GroupTiles<DIM>;
+  static constexpr int kGroups = DIM == 256 ? 2 : 3;  // that multiply
+  static constexpr int kQueries = 64 * kGroups;
+  static constexpr int kDepth = DIM == 256 ? 2 : 4;  // tiles of K and of V
+  static constexpr int kThreads = kGroupThreads * (kGroups + 1);
+  // A thread's registers.
+  static constexpr int kBringing = kGroups == 2 ? 40 : 32, kMultiplying = kGroups == 2 ? 232 : 160;
+
+  // Shared memory, from a boundary of kGroupAlign on.
+  static constexpr unsigned kKeys = kGroups * Tiles::kBytes, kValues = kKeys + kDepth * Tiles::kBytes,
+                            kState = kValues + kDepth * Tiles::kBytes;
+  struct State {
+    Barrier keys[kDepth], keys_read[kDepth], values[kDepth], values_read[kDepth];
+    Barrier queries, queries_read;
+    Barrier unit[2], unit_read[2];
+    Unit units[2];
+  };
+  static constexpr unsigned kSharedBytes = kState + sizeof(State) + kGroupAlign;
+};
+
+// A ring of N places has a barrier each for what came and for what was read; the user of number `use` waits for one.
+template <int N>
+TND_DEVICE void await_filled(const Barrier* filled, uint32_t use) {
+  barrier_wait(filled + use % N, use / N % 2);
+}
+template <int N>
+TND_DEVICE void await_free(const Barrier* read, uint32_t use) {
+  if (use >= N) barrier_wait(read + use % N, (use / N - 1) % 2);
+}
+
+// Calls take(unit) for the units of the next number, with segments of one size each: none, or up to two. Returns false
+// when there are no more. Called by a warp.
+template <int DIM, typename Take>
+TND_DEVICE bool next_units(const FlashArgs& f, const Take& take) {
+  using S = PromptShape<DIM>;
+  const AttentionArgs& a = f.a;
+  const int lane = static_cast<int>(lane_id()), g = f.group.by;
+  const int bulk_items = a.n_bulk * a.kv.heads * f.bulk_blocks, tail_items = a.n_tail * a.kv.heads * f.tail_blocks;
+  const int number = shfl(lane == 0 ? take_unit(f.handed) : 0, 0);
+  if (number >= bulk_items * kParts + tail_items) return false;
+  const bool is_tail = number >= bulk_items * kParts;
+  Unit u{};
+  u.turn = is_tail ? 0 : number / bulk_items;
+  int item = is_tail ? number - bulk_items * kParts : number % bulk_items;
+  const int blocks = is_tail ? f.tail_blocks : f.bulk_blocks, block = item % blocks;
+  item /= blocks;
+  u.kv_head = item % a.kv.heads;
+  item /= a.kv.heads;
+  u.part = is_tail ? -1 : 0;
+  u.slot = is_tail ? f.slots - 1 : 0;
+  u.tile = is_tail ? a.tail[item] : a.bulk[item];
+  const int all = u.tile.rows * g;
+  u.first_query = block * S::kQueries;
+  u.queries = all - u.first_query < S::kQueries ? all - u.first_query : S::kQueries;
+  if (u.queries <= 0) return true;
+
+  const int first_row = u.first_query / g, rows = (u.first_query + u.queries - 1) / g - first_row + 1;
+  for (int32_t size = 0;;) {
+    int32_t begin = 1 << 30, end = 0, larger = 1 << 30;  // positions; the next size that rows have
+    for (int row = lane; row < rows; row += TND_WARP) {
+      const KeyRange k = key_range(a.row_plans[u.tile.row + first_row + row], u.part, 1);
+      if (k.begin >= k.end) continue;
+      if (k.segment > size && k.segment < larger) larger = k.segment;
+      if (k.segment != size) continue;
+      begin = k.begin < begin ? k.begin : begin;
+      end = k.end > end ? k.end : end;
+    }
+#pragma unroll
+    for (int mask = TND_WARP / 2; mask > 0; mask /= 2) {
+      const int32_t b = shfl_xor(begin, mask), e = shfl_xor(end, mask), l = shfl_xor(larger, mask);
+      begin = b < begin ? b : begin;
+      end = e > end ? e : end;
+      larger = l < larger ? l : larger;
+    }
+    if (begin < end) {
+      Unit of = u;
+      of.segment = size;
+      of.end = end;
+      of.first_tile = begin / kTile;
+      of.last_tile = (end + kTile - 1) / kTile;
+      if (!is_tail) {
+        const int tiles = size / kTile, from = u.turn * tiles;
+        of.first_turn = of.first_tile / tiles;
+        if (from > of.first_tile) of.first_tile = from;
+        if (from + tiles < of.last_tile) of.last_tile = from + tiles;
+      }
+      if (of.first_tile < of.last_tile) take(of);
+    }
+    if (size == 1 << 30 || (larger == 1 << 30 && !is_tail)) return true;
+    size = larger;  // of tails, which are one segment: 1 << 30
+  }
+}
+
+// ---- warps that bring data
+
+template <int DIM>
+TND_DEVICE void copy_tile(uint16_t* to, const uint16_t* rows, const TileSlots& slots) {
+  using Tiles = GroupTiles<DIM>;
+  constexpr unsigned kUnits = DIM / 8, kRowsAtOnce = TND_WARP / kUnits;
+  const unsigned unit = lane_id() % kUnits, key = lane_id() / kUnits;
+  rows += unit * 8;
+  if (plain_tile(slots)) {
+    rows += int64_t{slots.base + static_cast<int>(key)} * DIM;
+#pragma unroll 1
+    for (unsigned j = 0; j < 8; j += kRowsAtOnce) {  // the offset of a cell repeats every eight rows
+      uint16_t* cell = Tiles::cell(to, key + j, unit);
+      const uint16_t* from = rows + j * DIM;
+#pragma unroll
+      for (unsigned i = 0; i < kTile; i += 8) copy_async_16(cell + i * Tiles::kStride, from + i * DIM);
+    }
+  } else {
+#pragma unroll 1
+    for (unsigned i = 0; i < kTile; i += kRowsAtOnce) {
+      const int32_t slot = slot_in(slots, static_cast<int>(key + i));
+      copy_async_16(Tiles::cell(to, key + i, unit), rows + int64_t{slot < 0 ? 0 : slot} * DIM, slot < 0 ? 0 : 16);
+    }
+  }
+}
+
+[[maybe_unused]] TND_DEVICE void arrive_once(Barrier* b) {
+  sync_warp();
+  if (lane_id() == 0) barrier_arrive(b);
+}
+
+// All tiles of K, or of V.
+template <int DIM>
+TND_DEVICE void bring_tiles(const FlashArgs& f, typename PromptShape<DIM>::State& state, bool keys, uint16_t* tiles) {
+  using S = PromptShape<DIM>;
+  const AttentionArgs& a = f.a;
+  Barrier* filled = keys ? state.keys : state.values;
+  Barrier* read = keys ? state.keys_read : state.values_read;
+  const auto* cache = static_cast<const uint16_t*>(keys ? a.cache.k : a.cache.v);
+  uint32_t use = 0;
+  for (uint32_t unit = 0;; ++unit) {
+    await_filled<2>(state.unit, unit);
+    const Unit& u = state.units[unit % 2];
+    const int last_tile = u.last_tile;
+    if (last_tile == 0) return;
+    TileSlots slots = tile_slots(a, u.tile, a.row_plans[u.tile.row], u.end);
+    const uint16_t* rows = cache + kv_index(a.kv, u.kv_head, 0);
+#pragma unroll 1
+    for (int t = u.first_tile; t < last_tile; ++t, ++use) {
+      go_to_tile(slots, t);
+      await_free<S::kDepth>(read, use);
+      copy_tile<DIM>(tiles + use % S::kDepth * (S::Tiles::kBytes / 2), rows, slots);
+      copy_async_arrive(filled + use % S::kDepth);
+    }
+    arrive_once(state.unit_read + unit % 2);
+  }
+}
+
+template <int DIM>
+TND_DEVICE void bring_queries(const FlashArgs& f, typename PromptShape<DIM>::State& state, uint16_t* tiles) {
+  using Tiles = GroupTiles<DIM>;
+  const AttentionArgs& a = f.a;
+  constexpr int kUnits = DIM / 8, kRowsAtOnce = TND_WARP / kUnits;
+  const int unit = static_cast<int>(lane_id()) % kUnits, g = f.group.by;
+  for (uint32_t number = 0;; ++number) {
+    await_filled<2>(state.unit, number);
+    const Unit& u = state.units[number % 2];
+    if (u.last_tile == 0) return;
+    const int queries = u.queries, first_row = u.first_query / g, first = u.first_query - first_row * g;
+    const uint16_t* from = static_cast<const uint16_t*>(a.q) +
+                           (int64_t{u.tile.row + first_row} * a.q_heads + u.kv_head * g) * DIM + unit * 8;
+    await_free<1>(&state.queries_read, number);
+    // Queries of a row follow each other; the next row's are `skip` further on.
+    const int64_t skip = int64_t{a.q_heads - g} * DIM;
+    int q = static_cast<int>(lane_id()) / kUnits, head = first + q;
+    from += int64_t{head} * DIM;
+    const auto end_row = [&] {
+      for (; head >= g; head -= g) from += skip;
+    };
+    end_row();
+#pragma unroll 4
+    for (; q < queries; q += kRowsAtOnce) {
+      copy_async_16(
+          Tiles::cell(tiles + q / 64 * (Tiles::kBytes / 2), static_cast<unsigned>(q % 64), static_cast<unsigned>(unit)),
+          from);
+      head += kRowsAtOnce;
+      from += kRowsAtOnce * DIM;
+      end_row();
+    }
+    copy_async_arrive(&state.queries);
+    arrive_once(state.unit_read + number % 2);
+  }
+}
+
+template <int DIM>
+TND_DEVICE void bring_units(const FlashArgs& f, typename PromptShape<DIM>::State& state) {
+  uint32_t number = 0;
+  const auto bring = [&](const Unit& u) {
+    await_free<2>(state.unit_read, number);
+    if (lane_id() == 0) state.units[number % 2] = u;
+    arrive_once(state.unit + number % 2);
+    ++number;
+  };
+  do {
+    await_free<2>(state.unit_read, number);
+  } while (next_units<DIM>(f, bring));
+  bring(Unit{});
+}
+
+// ---- warps that multiply
+
+struct Query {
+  int32_t begin = 0, end = 0;  // positions it sees
+  float m = -__builtin_inff(), l = 0.0f;
+  bool seen = false;  // keys of the segment
+};
+
+// Turns the scores of a tile into weights. s: q k^T. Returns whether the sums of values must be scaled by `scale`.
+[[maybe_unused]] TND_DEVICE bool weigh(float (&s)[kKeyBlocks][4], Query (&query)[2], float (&scale)[2],
+                                       float score_scale, int first_key) {
+  int begin[2], end[2];  // visible keys of the tile
+  float base[2];
+  bool active[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    begin[h] = query[h].begin - first_key, end[h] = query[h].end - first_key;
+    active[h] = begin[h] < kTile && end[h] > 0 && begin[h] < end[h];
+    base[h] = -__builtin_inff();
+  }
+  const bool whole = begin[0] <= 0 && begin[1] <= 0 && end[0] >= kTile && end[1] >= kTile;
+  if (any_lane(!whole)) {
+    rare_branch();
+    const int key = static_cast<int>(lane_id()) % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < kKeyBlocks; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int at = key + 8 * j + e % 2, h = e / 2;
+        if (at < begin[h] || at >= end[h]) s[j][e] = -__builtin_inff();  // no weight
+      }
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kKeyBlocks; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      s[j][e] = score_scale * s[j][e];
+      base[e / 2] = fmaxf(base[e / 2], s[j][e]);
+    }
+  }
+  bool scaled = false;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+#pragma unroll
+    for (int mask = 2; mask > 0; mask /= 2) base[h] = fmaxf(base[h], shfl_xor(base[h], mask));
+    Query& q = query[h];
+    const float top = fmaxf(base[h], q.m);
+    base[h] = active[h] ? top : 0.0f;
+    scale[h] = active[h] ? exp_f32(q.m - top) : 1.0f;
+    if (active[h]) q.m = top;
+    scaled = scaled || (q.seen && scale[h] != 1.0f);  // without keys so far the sums are zeros
+    q.seen = q.seen || active[h];
+  }
+  float sum[2][2] = {};
+#pragma unroll
+  for (int j = 0; j < kKeyBlocks; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      s[j][e] = exp_weight(s[j][e] - base[e / 2]);
+      sum[e / 2][e % 2] += s[j][e];
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+#pragma unroll
+    for (int mask = 2; mask > 0; mask /= 2) {
+      sum[h][0] += shfl_xor(sum[h][0], mask);
+      sum[h][1] += shfl_xor(sum[h][1], mask);
+    }
+    if (active[h]) query[h].l = fmaf(query[h].l, scale[h], sum[h][0] + sum[h][1]);
+  }
+  return any_lane(scaled);
+}
+
+[[maybe_unused]] TND_DEVICE void pack(uint32_t (&p)[kKeySteps][4], const float (&s)[kKeyBlocks][4]) {
+#pragma unroll
+  for (int n = 0; n < kKeySteps; ++n) {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) p[n][r] = pack_halves(s[2 * n + r / 2][r % 2 * 2], s[2 * n + r / 2][r % 2 * 2 + 1]);
+  }
+}
+
+// places[h]: the index of the row and head of a lane's query h among those of the step.
+[[maybe_unused]] TND_DEVICE void places_of(const FlashArgs& f, const Unit& u, int first_of_lane, int (&places)[2]) {
+  const int g = f.group.by, first_row = u.first_query / g, first = u.first_query - first_row * g;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int q = first + first_of_lane + 8 * h, row = q / f.group;
+    places[h] = (u.tile.row + first_row + row) * f.a.q_heads + u.kv_head * g + q - row * g;
+  }
+}
+
+// The number of segments that are in the slots of the warp's queries; nullptr if none takes part. It lies in the place
+// of the first that does, which is the same in all units of these queries.
+[[maybe_unused]] TND_DEVICE int32_t* handed_by(const FlashArgs& f, const Query (&query)[2], const int (&places)[2]) {
+  const uint32_t low = ballot(query[0].begin < query[0].end), high = ballot(query[1].begin < query[1].end);
+  if ((low | high) == 0) return nullptr;
+  return f.handed + 1 + shfl(low != 0 ? places[0] : places[1], __ffs(static_cast<int>(low != 0 ? low : high)) - 1);
+}
+
+// Brings the sums of a segment to their slots.
+template <int DIM>
+TND_DEVICE void fold(const FlashArgs& f, const Unit& u, const float (&o)[DIM / 8][4], const Query (&query)[2],
+                     const int (&places)[2]) {
+  float2* cells[2];
+  float keep[2], add[2];
+  bool folds[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const Query& q = query[h];
+    const int64_t at = int64_t{places[h]} * f.slots + u.slot;
+    folds[h] = q.seen && u.part == 0 && q.begin < u.turn * u.segment;  // the slot holds earlier segments
+    keep[h] = 0.0f, add[h] = 1.0f;
+    const float2 run = folds[h] ? load_handed(f.ml + at) : make_float2(0.0f, 0.0f);
+    sync_warp();  // all lanes of the query have read
+    float2 now = make_float2(q.m, q.l);
+    if (folds[h]) {
+      const float top = run.x > now.x ? run.x : now.x;
+      keep[h] = exp_f32(run.x - top);
+      add[h] = exp_f32(now.x - top);
+      now = make_float2(top, fmaf(run.y, keep[h], now.y * add[h]));
+    }
+    if (q.seen && lane_id() % 4 == 0) f.ml[at] = now;
+    cells[h] = reinterpret_cast<float2*>(f.o + at * DIM) + lane_id() % 4;
+  }
+  constexpr int kAtOnce = 8;
+#pragma unroll
+  for (int first = 0; first < DIM / 8; first += kAtOnce) {
+    float2 old[2][kAtOnce];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        old[h][j] = make_float2(0.0f, 0.0f);
+        if (folds[h]) old[h][j] = load_handed(cells[h] + (first + j) * 4);
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (!query[h].seen) continue;
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const float(&sums)[4] = o[first + j];
+        float2 now = make_float2(sums[2 * h], sums[2 * h + 1]);
+        if (folds[h]) {
+          now.x = fmaf(old[h][j].x, keep[h], now.x * add[h]);
+          now.y = fmaf(old[h][j].y, keep[h], now.y * add[h]);
+        }
+        cells[h][(first + j) * 4] = now;
+      }
+    }
+  }
+}
+
+template <int DIM>
+TND_DEVICE void multiply_units(const FlashArgs& f, typename PromptShape<DIM>::State& state, int group,
+                               uint16_t* shared) {
+  using S = PromptShape<DIM>;
+  using Tiles = GroupTiles<DIM>;
+  constexpr int kHalves = Tiles::kBytes / 2;
+  const AttentionArgs& a = f.a;
+  const int warp = one_warp_id() % 4, g = f.group.by;
+  const int first_of_lane = group * 64 + warp * 16 + static_cast<int>(lane_id()) / 4;  // the other is eight further on
+  uint16_t* sq = shared + group * kHalves;
+  uint16_t* sk = shared + S::kKeys / 2;
+  uint16_t* sv = shared + S::kValues / 2;
+  uint32_t use = 0;  // of a tile of V, or of K
+  for (uint32_t number = 0;; ++number) {
+    await_filled<2>(state.unit, number);
+    const Unit& u = state.units[number % 2];
+    if (u.last_tile == 0) return;
+    if (group * 64 >= u.queries) {  // nothing for this warpgroup
+      await_filled<1>(&state.queries, number);
+#pragma unroll 1
+      for (int t = u.first_tile; t < u.last_tile; ++t, ++use) {
+        await_filled<S::kDepth>(state.keys, use);
+        arrive_once(state.keys_read + use % S::kDepth);
+        await_filled<S::kDepth>(state.values, use);
+        arrive_once(state.values_read + use % S::kDepth);
+      }
+      arrive_once(&state.queries_read);
+      arrive_once(state.unit_read + number % 2);
+      continue;
+    }
+    Query query[2];
+    const int first_row = u.first_query / g, first = u.first_query - first_row * g;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int q = first_of_lane + 8 * h;
+      if (q >= u.queries) continue;
+      const int row = (first + q) / f.group;
+      const KeyRange k = key_range(a.row_plans[u.tile.row + first_row + row], u.part, 1);
+      if (k.segment == u.segment && k.begin < k.end) query[h].begin = k.begin, query[h].end = k.end;
+    }
+
+    float o[DIM / 8][4], s[kKeyBlocks][4], scale[2];
+    uint32_t p[kKeySteps][4];
+#pragma unroll
+    for (int j = 0; j < DIM / 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) o[j][e] = 0.0f;
+    }
+    await_filled<1>(&state.queries, number);
+    await_filled<S::kDepth>(state.keys, use);
+    show_to_wgmma();
+    Tiles::begin_keys(s, sq, sk + use % S::kDepth * kHalves, warp);
+    wgmma_wait<0>();
+    settled(s);
+    arrive_once(state.keys_read + use % S::kDepth);
+    weigh(s, query, scale, a.scale, u.first_tile * kTile);
+    pack(p, s);
+#pragma unroll 1
+    for (int t = u.first_tile + 1; t < u.last_tile; ++t, ++use) {
+      const uint32_t place = shfl(use % S::kDepth, 0), next = shfl((use + 1) % S::kDepth, 0);
+      await_filled<S::kDepth>(state.keys, use + 1);
+      await_filled<S::kDepth>(state.values, use);
+      show_to_wgmma();
+      Tiles::begin_keys(s, sq, sk + next * kHalves, warp);
+      Tiles::begin_values(o, p, sv + place * kHalves);
+      wgmma_wait<0>();
+      settled(s);
+      settled(o);
+      arrive_once(state.keys_read + next);
+      arrive_once(state.values_read + place);
+      const bool scaled = weigh(s, query, scale, a.scale, t * kTile);
+      pack(p, s);
+      if (scaled) {
+        rare_branch();
+#pragma unroll
+        for (int j = 0; j < DIM / 8; ++j) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) o[j][e] *= scale[e / 2];
+        }
+      }
+    }
+    arrive_once(&state.queries_read);
+    await_filled<S::kDepth>(state.values, use);
+    show_to_wgmma();
+    Tiles::begin_values(o, p, sv + use % S::kDepth * kHalves);
+    int places[2];
+    places_of(f, u, first_of_lane, places);
+    int32_t* const handed = u.part == 0 ? handed_by(f, query, places) : nullptr;
+    if (handed != nullptr && u.turn > u.first_turn) wait_for_number(handed, u.turn);
+    wgmma_wait<0>();
+    settled(o);
+    arrive_once(state.values_read + use % S::kDepth);
+    ++use;
+    fold<DIM>(f, u, o, query, places);
+    if (handed != nullptr) raise_number(handed, u.turn + 1);
+    arrive_once(state.unit_read + number % 2);
+  }
+}
+
+template <int DIM>
+__global__ void __launch_bounds__(PromptShape<DIM>::kThreads, 1) attention_prompt_kernel(FlashArgs f) {
+  if constexpr (kGroupTiles) {
+    using S = PromptShape<DIM>;
+    TND_DYNAMIC_SHARED(uint8_t, dynamic);
+    uint8_t* shared = S::Tiles::aligned(dynamic);
+    auto* halves = reinterpret_cast<uint16_t*>(shared);
+    auto& state = *reinterpret_cast<typename S::State*>(shared + S::kState);
+    constexpr int kReaders = 4 * S::kGroups;  // warps that multiply
+    let_next_start();
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < S::kDepth; ++i) {
+        barrier_init(&state.keys[i], TND_WARP);
+        barrier_init(&state.values[i], TND_WARP);
+        barrier_init(&state.keys_read[i], kReaders);
+        barrier_init(&state.values_read[i], kReaders);
+      }
+      barrier_init(&state.queries, TND_WARP);
+      barrier_init(&state.queries_read, kReaders);
+      for (int i = 0; i < 2; ++i) {
+        barrier_init(&state.unit[i], 1);
+        barrier_init(&state.unit_read[i], kReaders + 3);
+      }
+      barriers_made();
+    }
+    __syncthreads();
+    wait_for_previous();
+    const int warp = one_warp_id();
+    if (warp < 4) {
+      give_registers<S::kBringing>();
+      if (warp < 2) {
+        bring_tiles<DIM>(f, state, warp == 0, halves + (warp == 0 ? S::kKeys : S::kValues) / 2);
+      } else if (warp == 2) {
+        bring_queries<DIM>(f, state, halves);
+      } else {
+        bring_units<DIM>(f, state);
+      }
+    } else {
+      take_registers<S::kMultiplying>();
+      multiply_units<DIM>(f, state, warp / 4 - 1, halves);
+    }
+  }
+}
+
+// Sets the numbers of handover.h to zero.
+__global__ void __launch_bounds__(kBeginThreads) attention_begin_kernel(int32_t* handed, int n) {
+  let_next_start();
+  wait_for_previous();
+  const int i = static_cast<int>(blockIdx.x * kBeginThreads + threadIdx.x);
+  if (i < n) handed[i] = 0;
+}
+
+template <int DIM>
+bool launch_dim(Stream& stream, FlashArgs f) {
+  using S = PromptShape<DIM>;
+  static_assert(kGroupThreads * (S::kBringing + S::kGroups * S::kMultiplying) <= 65536, "registers of a processor");
+  const AttentionArgs& a = f.a;
+  if (S::kSharedBytes > static_cast<unsigned>(a.shared_per_block)) return false;
+  f.bulk_blocks = (a.bulk_rows * f.group.by + S::kQueries - 1) / S::kQueries;
+  f.tail_blocks = (a.tail_rows * f.group.by + S::kQueries - 1) / S::kQueries;
+  const int numbers = a.rows * a.q_heads + 1;
+  launch(stream,
+         {.grid = {static_cast<unsigned>((numbers + kBeginThreads - 1) / kBeginThreads)},
+          .block = {kBeginThreads},
+          .overlap = true,
+          .name = "attention_begin"},
+         attention_begin_kernel, f.handed, numbers);
+#if defined(TND_GPU_EMU)
+  const int blocks = 1;  // handover.h
+#else
+  const int units = a.kv.heads * (a.n_bulk * f.bulk_blocks * kParts + a.n_tail * f.tail_blocks);
+  const int blocks = std::min(a.processors, units);
+#endif
+  launch(stream,
+         {.grid = {static_cast<unsigned>(blocks)},
+          .block = {S::kThreads},
+          .shared_bytes = S::kSharedBytes,
+          .overlap = true,
+          .name = "attention_prompt"},
+         attention_prompt_kernel<DIM>, f);
+  return true;
+}
+
+}  // namespace
+
+bool launch_flash_prompt(Stream& stream, const FlashArgs& f) {
+  if (f.a.kv.dim == 256) return launch_dim<256>(stream, f);
+  if (f.a.kv.dim == 128) return launch_dim<128>(stream, f);
+  return launch_dim<64>(stream, f);
+}
+
+}  // namespace tnd::gpu
+
+#else
+
+namespace tnd::gpu {
+
+bool launch_flash_prompt(Stream&, const FlashArgs&) {
+  return false;
+}
+
+}  // namespace tnd::gpu
+
+#endif
