@@ -82,8 +82,8 @@ func redeem(t *testing.T, a *Authority, token, id string) error {
 	return err
 }
 
-// TestTokenUsedElsewhere: a token that was used at one gateway is refused by the others, of which each has the authority
-// in a folder of its own; so is a name that has a certificate.
+// TestTokenUsedElsewhere: a token that was used at one gateway is refused by the others, of which each has the
+// authority in a folder of its own; so is a name that has a certificate.
 func TestTokenUsedElsewhere(t *testing.T) {
 	b := &board{}
 	one, two := twins(t, b)

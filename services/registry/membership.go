@@ -27,9 +27,9 @@ const (
 	afterAll = 1 << 20
 )
 
-// Membership keeps one worker registered at all gateways of its cluster: at those that it was told of, and at those that
-// these name. The drafts of a target are those that one of them assigns, the same for all workers: the gateway that is
-// there longest.
+// Membership keeps one worker registered at all gateways of its cluster: at those that it was told of, and at those
+// that these name. The drafts of a target are those that one of them assigns, the same for all workers: the gateway
+// that is there longest.
 type Membership struct {
 	cfg  ClientConfig
 	log  *zap.Logger

@@ -15,8 +15,8 @@ import (
 )
 
 // LayersDigest identifies what a stage with the layers [first, last) of n uses of a model file, in hex: SHA-256 over
-// the model's parameters, and name, type, shape and bytes of LayerTensors. It is the same for the whole file and for one
-// that lacks other tensors, and is remembered like the digest of a whole file.
+// the model's parameters, and name, type, shape and bytes of LayerTensors. It is the same for the whole file and for
+// one that lacks other tensors, and is remembered like the digest of a whole file.
 func LayersDigest(ctx context.Context, f *gguf.File, first, last, n int) (string, error) {
 	return f.PartDigest(fmt.Sprintf("stage %d-%d", first, last), func() (string, error) {
 		return hashLayers(ctx, f, first, last, n)

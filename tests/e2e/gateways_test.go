@@ -175,9 +175,9 @@ func joined(list []event) string {
 	return b.String()
 }
 
-// TestTwoGateways: two gateways on one etcd have the same workers; when one is killed during a response, its client reads
-// on at the other with the text of an undisturbed one, new requests are answered at once, and kept responses are there;
-// without the etcd the gateway serves on and says so.
+// TestTwoGateways: two gateways on one etcd have the same workers; when one is killed during a response, its client
+// reads on at the other with the text of an undisturbed one, new requests are answered at once, and kept responses are
+// there; without the etcd the gateway serves on and says so.
 func TestTwoGateways(t *testing.T) {
 	needPrograms(t)
 	var count strings.Builder

@@ -66,8 +66,8 @@ func late(t *testing.T, to string, delay time.Duration) (address string) {
 	return l.Addr().String()
 }
 
-// TestProbeOfTwoHosts: two processes, one of which serves its figures through a slow link, make one rig that tandem plan
-// takes.
+// TestProbeOfTwoHosts: two processes, one of which serves its figures through a slow link, make one rig that tandem
+// plan takes.
 func TestProbeOfTwoHosts(t *testing.T) {
 	if device != "" {
 		t.Skip("measures the processor")

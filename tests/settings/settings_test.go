@@ -109,6 +109,9 @@ var meanings = map[string]string{
 	"api-key":          "a key of the gateway: servers ask for it, clients present it",
 	"server":           "HTTP address of the gateway to ask",
 	"timeout":          "longest wait of a health check",
+	"certs":            "folder of the process's certificate",
+	"listen":           "where the process serves",
+	"plaintext":        "other hosts are talked to without certificates",
 	"json":             "results as JSON: doctor prints them, bench writes them to a file",
 }
 

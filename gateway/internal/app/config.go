@@ -29,7 +29,7 @@ type Config struct {
 	Registry             string `default:"embedded" placeholder:"STORE" help:"Where the gateways of one cluster keep what they share: embedded (this gateway is the only one), etcd://HOST:PORT[,HOST:PORT][/PREFIX], or kubernetes://NAMESPACE from within a pod (Secrets and Leases; without NAMESPACE the pod's own). Whoever reads the store reads prompts."`
 	RegistryCA           string `name:"registry-ca" type:"path" placeholder:"PATH" help:"Certificate of the authority of --registry's server; with it, or with --registry-cert, the connection has TLS."`
 	RegistryCert         string `type:"path" placeholder:"PATH" help:"Certificate with which the gateway shows who it is to --registry's server."`
-	RegistryKey          string `type:"path" placeholder:"PATH" help:"Key of that certificate."`
+	RegistryKey          string `type:"path" placeholder:"PATH" help:"Key of --registry-cert."`
 	RegistryUser         string `placeholder:"NAME" help:"User at --registry's server."`
 	RegistryPasswordFile string `type:"path" placeholder:"PATH" help:"File that holds the password of that user."`
 	RegistryAdvertise    string `placeholder:"ADDR" help:"Where workers reach --registry-listen, as other gateways tell them; default: that address, with this host's name in place of a wildcard."`
@@ -269,7 +269,8 @@ func (c *Config) validateFiles(bad report) {
 	for flag, path := range map[string]string{"model": c.Model, "prefill-drafter": c.PrefillDrafter,
 		"chat-template-file": c.ChatTemplateFile, "model-card": c.ModelCard,
 		"registry-ca": c.RegistryCA, "registry-cert": c.RegistryCert, "registry-key": c.RegistryKey,
-		"registry-password-file": c.RegistryPasswordFile, "api-key-file": c.APIKeyFile, "tls-cert": c.TLSCert, "tls-key": c.TLSKey} {
+		"registry-password-file": c.RegistryPasswordFile, "api-key-file": c.APIKeyFile,
+		"tls-cert": c.TLSCert, "tls-key": c.TLSKey} {
 		if path == "" {
 			continue
 		}

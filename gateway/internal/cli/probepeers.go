@@ -20,10 +20,10 @@ import (
 
 // PeerFlags join the probes of several hosts.
 type PeerFlags struct {
-	Peer      []string `placeholder:"HOST:PORT,…" help:"Other hosts, where tandem probe --listen runs: their devices and the links to them become part of the rig."`
-	Listen    string   `placeholder:"HOST:PORT" help:"Give the figures of this host to tandem probe --peer on another one, until Ctrl-C."`
-	Certs     string   `type:"path" placeholder:"DIR" help:"Folder of a certificate of the cluster, as tandem certs issue writes it: connections to other hosts need one."`
-	Plaintext bool     `help:"Talk to other hosts without certificates."`
+	Peer      []string `placeholder:"HOST:PORT,…" env:"-" help:"Other hosts, where tandem probe --listen runs: their devices and the links to them become part of the rig."`
+	Listen    string   `placeholder:"HOST:PORT" env:"-" help:"Give the figures of this host to tandem probe --peer on another one, until Ctrl-C."`
+	Certs     string   `type:"path" placeholder:"DIR" env:"-" help:"Folder of a certificate of the cluster, as tandem certs issue writes it: connections to other hosts need one."`
+	Plaintext bool     `env:"-" help:"Talk to other hosts without certificates."`
 }
 
 func (f *PeerFlags) validate(out string) error {

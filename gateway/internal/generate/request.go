@@ -62,7 +62,8 @@ type Request struct {
 	// TokenByToken hands over what each token makes visible by itself, so that the calls of Delta depend on the text alone
 	// and not on the steps in which a worker committed it.
 	TokenByToken bool
-	// Taken is called with the contract id of the worker that took the first choice, before Admitted; nil = nobody is told.
+	// Taken is called with the contract id of the worker that took the first choice, before Admitted; nil = nobody is
+	// told.
 	Taken func(contract string)
 	// Contract is the contract id that the workers must have, for a request that began elsewhere; nil = any.
 	Contract *string

@@ -183,8 +183,8 @@ func (s *stream) takeover(ctx context.Context, lostAt time.Time, cause error) (*
 	return slot, err
 }
 
-// patience bounds the wait for another slot. A worker that has none, because other gateways use it too, is waited for as
-// long as requests wait in the queue.
+// patience bounds the wait for another slot. A worker that has none, because other gateways use it too, is waited for
+// as long as requests wait in the queue.
 func (s *stream) patience(ctx context.Context, lostAt time.Time, cause, timeout error) (
 	context.Context, context.CancelFunc,
 ) {

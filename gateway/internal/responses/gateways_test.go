@@ -45,13 +45,14 @@ func TestAnotherGatewayGoesOn(t *testing.T) {
 
 	// It says half of it, then nothing.
 	tokens := a.Encode(text)
-	w.SetDecode(gatewaytest.Script{Tokens: tokens, Step: 2, Before: func(i int, s tandemv1.TargetService_DecodeServer) error {
+	halfway := func(i int, s tandemv1.TargetService_DecodeServer) error {
 		if i < len(tokens)/2 {
 			return nil
 		}
 		<-s.Context().Done()
 		return s.Context().Err()
-	}}.Run)
+	}
+	w.SetDecode(gatewaytest.Script{Tokens: tokens, Step: 2, Before: halfway}.Run)
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
 	req, err := http.NewRequestWithContext(ctx, "POST", a.URL+"/v1/responses", strings.NewReader(body))
@@ -136,8 +137,8 @@ func TestGatewaysShareResponses(t *testing.T) {
 		t.Errorf("%d %s\nnot\n%s", got.Status, got.Body, first.Body)
 	}
 	item := rig.At(first.JSON(t), "output", 0, "id").(string)
-	next := b.Post("/v1/responses", `{"input":[{"type":"item_reference","id":"`+item+`"},{"role":"user","content":"More"}]}`,
-		alice...)
+	next := b.Post("/v1/responses",
+		`{"input":[{"type":"item_reference","id":"`+item+`"},{"role":"user","content":"More"}]}`, alice...)
 	if next.Status != 200 || strings.Contains(next.Header.Get("x-tandem-warning"), "item_reference") {
 		t.Errorf("an item of it: %d %v", next.Status, next.Header)
 	}

@@ -35,8 +35,8 @@ type request struct {
 	summary, encrypted, logprobs bool
 }
 
-// parse reads a request. name is what the answer calls the model. again is the record of a request that began elsewhere;
-// nil = it begins here.
+// parse reads a request. name is what the answer calls the model. again is the record of a request that began
+// elsewhere; nil = it begins here.
 func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model, name string, again *work) (*request, error) {
 	base, err := s.turn.Parse(r, o, m)
 	if err != nil {

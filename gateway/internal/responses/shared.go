@@ -90,8 +90,8 @@ func copyBody(r *http.Request) ([]byte, error) {
 	return body, err
 }
 
-// post prepares the record of a request that other gateways may have to run again. It is written when a worker takes the
-// request, or before if the client is told of it before.
+// post prepares the record of a request that other gateways may have to run again. It is written when a worker takes
+// the request, or before if the client is told of it before.
 func (s *Service) post(r *http.Request, body []byte, q *request, p *turn.Prepared) *posted {
 	begun, err := jsontext.Marshal(q.object)
 	if err != nil {

@@ -191,7 +191,8 @@ func dialectFields() []dialect {
 	responses := with(without(chatRules(conversation("input")), "output_config", "output_config.effort"),
 		map[string]fieldRule{
 			"input": {}, "n": refuse(`"n":2`, ""),
-			"access_programs": warn(`"access_programs":{"cyber":"x"}`), "background": refuse(`"background":true,"store":false`, ""),
+			"access_programs":    warn(`"access_programs":{"cyber":"x"}`),
+			"background":         refuse(`"background":true,"store":false`, ""),
 			"context_management": warn(`"context_management":[{"type":"compaction"}]`),
 			"conversation":       refuse(`"conversation":"c"`, ""), "image": warn(`"image":{}`),
 			"include":        change(`"include":["message.output_text.logprobs"]`, ""),

@@ -1355,9 +1355,9 @@ type Lease struct {
 	// The gateway wants no new work to be accepted.
 	Drain        bool   `protobuf:"varint,4,opt,name=drain,proto3" json:"drain,omitempty"`
 	HeartbeatSeq uint64 `protobuf:"varint,5,opt,name=heartbeat_seq,json=heartbeatSeq,proto3" json:"heartbeat_seq,omitempty"`
-	// Id of the gateway, and all gateways of its cluster, this one too, those that are there longest first. A worker joins
-	// each of them; a target uses the drafts that the first one with which it has a lease assigns. Empty: it is the only
-	// one.
+	// Id of the gateway, and all gateways of its cluster, this one too, those that are there longest first. A worker
+	// joins each of them; a target uses the drafts that the first one with which it has a lease assigns. Empty: it is the
+	// only one.
 	Gateway  string     `protobuf:"bytes,6,opt,name=gateway,proto3" json:"gateway,omitempty"`
 	Gateways []*Gateway `protobuf:"bytes,7,rep,name=gateways,proto3" json:"gateways,omitempty"`
 	// What somebody asked of this worker (tandem drain). The worker remembers it: it holds for all its gateways and over

@@ -57,8 +57,8 @@ func behindTCP(b testing.TB, stage, stages int, straight bool) engine.Open[engin
 var wide = enginefake.Options{Hidden: 5120}
 
 // BenchmarkBorders reports what the way through stages behind TCP costs a step of 23 rows, 471,040 bytes at each
-// border, less the time in the engines. Two stages have one border; of three, the second hands its rows straight to the third,
-// or they go through the head. All ends are in this process, whose allocations, gRPC's included, are counted.
+// border, less the time in the engines. Two stages have one border; of three, the second hands its rows straight to the
+// third, or they go through the head. All ends are in this process, whose allocations, gRPC's included, are counted.
 func BenchmarkBorders(b *testing.B) {
 	for _, c := range []struct {
 		name     string

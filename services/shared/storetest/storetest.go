@@ -17,8 +17,8 @@ import (
 // Short is a time to live that drivers keep to; etcd has none below two seconds.
 const Short = 2 * time.Second
 
-// Run tests a driver. open returns another handle of one store, which is empty at the beginning of each call of Run; the
-// handle is closed by the test, more than once in some.
+// Run tests a driver. open returns another handle of one store, which is empty at the beginning of each call of Run;
+// the handle is closed by the test, more than once in some.
 func Run(t *testing.T, open func(t *testing.T) shared.Store) {
 	for _, c := range []struct {
 		name string

@@ -36,7 +36,8 @@ func TestModelFrom(t *testing.T) {
 		t.Errorf("%v, %v", got, err)
 	}
 	targets[1].ModelDigest = "2"
-	if _, err := addressesOf(targets); err == nil || !strings.Contains(err.Error(), "targets a and b have different models") {
+	const want = "targets a and b have different models"
+	if _, err := addressesOf(targets); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v", err)
 	}
 }

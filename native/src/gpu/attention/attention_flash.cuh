@@ -559,8 +559,8 @@ template <>
 bool launch_flash_wide<false>(Stream& stream, const FlashArgs& f);
 template <>
 bool launch_flash_wide<true>(Stream& stream, const FlashArgs& f);
-// The forms of attention_wgmma.cu and, for wider steps, attention_prompt.cu, of caches of halves on cards that have them
-// (has_attention_wgmma). The latter launches nothing and returns false where a block has too little shared memory.
+// The forms of attention_wgmma.cu and, for wider steps, attention_prompt.cu, of caches of halves on cards that have
+// them (has_attention_wgmma). The latter launches nothing and returns false where a block has too little shared memory.
 void launch_flash_wgmma(Stream& stream, const FlashArgs& f);
 bool launch_flash_prompt(Stream& stream, const FlashArgs& f);
 
