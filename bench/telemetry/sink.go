@@ -34,7 +34,7 @@ func listen() (*sink, error) {
 // close stops the collector; its port was open until now, so Serve has nothing to complain of.
 func (s *sink) close() {
 	s.server.Stop()
-	<-s.served
+	_ = <-s.served
 }
 
 func (s *sink) count() int64 { return s.spans.Load() }

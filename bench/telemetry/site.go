@@ -151,6 +151,7 @@ func (s *site) look(ctx context.Context) (leave func() error, err error) {
 	}
 	if response.StatusCode != http.StatusOK {
 		cancel()
+		_ = response.Body.Close()
 		return nil, fmt.Errorf("/ui/events: status %d", response.StatusCode)
 	}
 	done := make(chan error, 1)

@@ -84,7 +84,7 @@ func (p *Part) Open() (*PartReader, error) {
 	for i, st := range p.stats {
 		file, err := os.Open(st.path)
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("%w: %v", ErrChanged, err), r.Close())
+			return nil, errors.Join(fmt.Errorf("%w: %w", ErrChanged, err), r.Close())
 		}
 		r.files[i] = file
 	}
@@ -149,7 +149,7 @@ func (r *PartReader) ReadAt(b []byte, off int64) (n int, err error) {
 		c := p.pieces[i]
 		from, to := max(off, c.at), min(end, c.at+c.bytes)
 		if _, err := r.files[c.shard].ReadAt(b[from-off:to-off], c.from+from-c.at); err != nil {
-			return 0, fmt.Errorf("%w: %v", ErrChanged, err)
+			return 0, fmt.Errorf("%w: %w", ErrChanged, err)
 		}
 	}
 	if short {

@@ -52,7 +52,7 @@ func (l *Link) MaxValue() int { return l.store.MaxValue() }
 
 // Do makes calls of the store within a bounded time.
 func (l *Link) Do(ctx context.Context, f func(ctx context.Context, s Store) error) error {
-	if err, _ := l.Away(); err != nil {
+	if _, err := l.Away(); err != nil {
 		l.failures.Add(1)
 		return fmt.Errorf("%w: %w", ErrAway, err)
 	}
@@ -87,11 +87,11 @@ func decided(err error) bool {
 	return errors.Is(err, ErrNotFound) || errors.Is(err, ErrConflict) || errors.Is(err, ErrTooLarge)
 }
 
-// Away says why the store does not answer and since when; nil = it does.
-func (l *Link) Away() (why error, since time.Time) {
+// Away says since when the store does not answer, and why; nil = it does.
+func (l *Link) Away() (since time.Time, why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.away, l.since
+	return l.since, l.away
 }
 
 // Failures is how many calls were not made or got no answer.

@@ -61,7 +61,7 @@ func TestLinkBoundsWaiting(t *testing.T) {
 		if err := get(ctx, l); !errors.Is(err, shared.ErrAway) || time.Since(began) != 0 || f.calls != before {
 			t.Fatalf("%v after %v, %d calls", err, time.Since(began), f.calls-before)
 		}
-		if why, _ := l.Away(); why == nil || l.Failures() != 2 {
+		if _, why := l.Away(); why == nil || l.Failures() != 2 {
 			t.Errorf("away: %v, %d failures", why, l.Failures())
 		}
 		synctest.Wait()

@@ -179,7 +179,7 @@ func (a *App) storeAway() string {
 	if a.link == nil {
 		return ""
 	}
-	why, since := a.link.Away()
+	since, why := a.link.Away()
 	if why == nil {
 		return ""
 	}

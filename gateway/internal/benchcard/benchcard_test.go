@@ -12,10 +12,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/tandem-inference/tandem/services/racetest"
 	"go.uber.org/goleak"
 )
 
@@ -298,7 +298,7 @@ func TestBudget(t *testing.T) {
 // TestBudgetOfSlowServers: with answers of a second each the whole run, warm-up included, keeps to its budget, and uses
 // what there is.
 func TestBudgetOfSlowServers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
 		plan := small
 		plan.Repeats = 5
 		s := &scripted{}

@@ -177,6 +177,6 @@ func (n *Node) Alive(id string) (bool, <-chan struct{}) {
 		return true, n.changed
 	}
 	_, ok := n.known[id]
-	away, _ := n.deps.Link.Away()
+	_, away := n.deps.Link.Away()
 	return ok || away != nil, n.changed
 }

@@ -173,7 +173,7 @@ func (b *builder) observe(src Sources) {
 			o.ObserveInt64(named, int64(r.Named))
 		}
 		if src.Store != nil {
-			why, _ := src.Store.Away()
+			_, why := src.Store.Away()
 			o.ObserveInt64(away, int64(map[bool]int{true: 1}[why != nil]))
 			o.ObserveInt64(failures, int64(src.Store.Failures()))
 		}

@@ -101,9 +101,9 @@ func refuse(w http.ResponseWriter, status int, reason metav1.StatusReason) {
 }
 
 func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	dir, name := strings.TrimPrefix(r.URL.Path, "/api/v1/namespaces/tandem/"), ""
-	dir = strings.TrimPrefix(dir, "/apis/coordination.k8s.io/v1/namespaces/tandem/")
-	dir, name, _ = strings.Cut(dir, "/")
+	path := strings.TrimPrefix(r.URL.Path, "/api/v1/namespaces/tandem/")
+	path = strings.TrimPrefix(path, "/apis/coordination.k8s.io/v1/namespaces/tandem/")
+	dir, name, _ := strings.Cut(path, "/")
 	if dir != "secrets" && dir != "leases" {
 		refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound)
 		return
@@ -114,7 +114,7 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	path := dir + "/" + name
+	path = dir + "/" + name
 	switch {
 	case a.down:
 		refuse(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable)
