@@ -15,7 +15,7 @@ type sink struct {
 	tracesv1.UnimplementedTraceServiceServer
 	endpoint string
 	server   *grpc.Server
-	served   chan error
+	served   chan struct{}
 	spans    atomic.Int64
 }
 
@@ -24,17 +24,20 @@ func listen() (*sink, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &sink{endpoint: "http://" + lis.Addr().String(), server: grpc.NewServer(), served: make(chan error, 1)}
+	s := &sink{endpoint: "http://" + lis.Addr().String(), server: grpc.NewServer(), served: make(chan struct{})}
 	tracesv1.RegisterTraceServiceServer(s.server, s)
 	metricsv1.RegisterMetricsServiceServer(s.server, metrics{})
-	go func() { s.served <- s.server.Serve(lis) }()
+	go func() {
+		defer close(s.served)
+		_ = s.server.Serve(lis)
+	}()
 	return s, nil
 }
 
 // close stops the collector; its port was open until now, so Serve has nothing to complain of.
 func (s *sink) close() {
 	s.server.Stop()
-	_ = <-s.served
+	<-s.served
 }
 
 func (s *sink) count() int64 { return s.spans.Load() }

@@ -144,7 +144,7 @@ func (s *site) look(ctx context.Context) (leave func() error, err error) {
 		cancel()
 		return nil, err
 	}
-	response, err := http.DefaultClient.Do(request)
+	response, err := http.DefaultClient.Do(request) //nolint:bodyclose // the goroutine below closes it
 	if err != nil {
 		cancel()
 		return nil, err

@@ -266,6 +266,7 @@ var Fields = map[protoreflect.FullName]Rule{
 	"tandem.v1.StateHeader.contract":    by("worker-target/internal/peers open: must be equal"),
 	"tandem.v1.StateHeader.length":      by("worker-target/internal/peers open"),
 	"tandem.v1.StateHeader.pages":       by("worker-target/internal/peers open"),
+	"tandem.v1.StateHeader.first_page":  by("worker-target/internal/peers open"),
 	"tandem.v1.StateHeader.identity":    by("the engine compares it with its own"),
 	"tandem.v1.StateHeader.kv_type_k":   by("the engine compares it with its own"),
 	"tandem.v1.StateHeader.kv_type_v":   by("the engine compares it with its own"),

@@ -160,7 +160,7 @@ func TestBackground(t *testing.T) {
 		t.Errorf("without store: %d", got.Status)
 	}
 	block := gatewaytest.NewBlock()
-	w.SetDecode(block.Script(a.Tok, "Hel"))
+	w.SetDecode(block.Script(a.Tok, "Hello, what is it?"))
 	begun := a.Post("/v1/responses", `{"input":"Hi","background":true}`, alice...)
 	if v := begun.JSON(t); begun.Status != 200 || v["status"] != "in_progress" || v["background"] != true {
 		t.Fatalf("%d %s", begun.Status, begun.Body)
