@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,15 +18,15 @@ import (
 // flaky is a store that does not answer while it hangs, and takes small values only.
 type flaky struct {
 	shared.Store
-	hangs bool
-	calls int
+	hangs atomic.Bool
+	calls atomic.Int32
 }
 
 func (f *flaky) MaxValue() int { return 1000 }
 
 func (f *flaky) Get(ctx context.Context, key string) (shared.Record, error) {
-	f.calls++
-	if f.hangs {
+	f.calls.Add(1)
+	if f.hangs.Load() {
 		<-ctx.Done()
 		return shared.Record{}, ctx.Err()
 	}
@@ -51,34 +52,34 @@ func TestLinkBoundsWaiting(t *testing.T) {
 		if err := get(ctx, l); !errors.Is(err, shared.ErrNotFound) || l.Failures() != 0 {
 			t.Fatalf("an answer of the store: %v, %d failures", err, l.Failures())
 		}
-		f.hangs = true
+		f.hangs.Store(true)
 		began := time.Now()
 		if err := get(ctx, l); !errors.Is(err, shared.ErrAway) || time.Since(began) > time.Second {
 			t.Fatalf("%v after %v", err, time.Since(began))
 		}
-		before := f.calls
+		before := f.calls.Load()
 		began = time.Now()
-		if err := get(ctx, l); !errors.Is(err, shared.ErrAway) || time.Since(began) != 0 || f.calls != before {
-			t.Fatalf("%v after %v, %d calls", err, time.Since(began), f.calls-before)
+		if err := get(ctx, l); !errors.Is(err, shared.ErrAway) || time.Since(began) != 0 || f.calls.Load() != before {
+			t.Fatalf("%v after %v, %d calls", err, time.Since(began), f.calls.Load()-before)
 		}
 		if _, why := l.Away(); why == nil || l.Failures() != 2 {
 			t.Errorf("away: %v, %d failures", why, l.Failures())
 		}
 		synctest.Wait()
-		f.hangs = false
+		f.hangs.Store(false)
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
 		if err := get(ctx, l); !errors.Is(err, shared.ErrNotFound) {
 			t.Errorf("after it is back: %v", err)
 		}
 		// Who gives up did not find the store away.
-		f.hangs = true
+		f.hangs.Store(true)
 		gone, leave := context.WithTimeout(ctx, time.Millisecond)
 		defer leave()
 		if err := get(gone, l); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, shared.ErrAway) {
 			t.Errorf("given up: %v", err)
 		}
-		f.hangs = false
+		f.hangs.Store(false)
 		cancel()
 		<-done
 	})
