@@ -24,7 +24,6 @@
 namespace tnd::gpu {
 namespace {
 
-constexpr int kTile = kAttentionTile;
 constexpr int kGroupThreads = 4 * TND_WARP;
 constexpr int kBeginThreads = 256;
 constexpr int kParts = kAttentionSegments - 1;  // of the keys before a tail
@@ -120,10 +119,10 @@ TND_DEVICE bool next_units(const FlashArgs& f, const Take& take) {
       Unit of = u;
       of.segment = size;
       of.end = end;
-      of.first_tile = begin / kTile;
-      of.last_tile = (end + kTile - 1) / kTile;
+      of.first_tile = begin / kAttentionTile;
+      of.last_tile = (end + kAttentionTile - 1) / kAttentionTile;
       if (!is_tail) {
-        const int tiles = size / kTile, from = u.turn * tiles;
+        const int tiles = size / kAttentionTile, from = u.turn * tiles;
         of.first_turn = of.first_tile / tiles;
         if (from > of.first_tile) of.first_tile = from;
         if (from + tiles < of.last_tile) of.last_tile = from + tiles;
@@ -150,11 +149,11 @@ TND_DEVICE void copy_tile(uint16_t* to, const uint16_t* rows, const TileSlots& s
       uint16_t* cell = Tiles::cell(to, key + j, unit);
       const uint16_t* from = rows + j * DIM;
 #pragma unroll
-      for (unsigned i = 0; i < kTile; i += 8) copy_async_16(cell + i * Tiles::kStride, from + i * DIM);
+      for (unsigned i = 0; i < kAttentionTile; i += 8) copy_async_16(cell + i * Tiles::kStride, from + i * DIM);
     }
   } else {
 #pragma unroll 1
-    for (unsigned i = 0; i < kTile; i += kRowsAtOnce) {
+    for (unsigned i = 0; i < kAttentionTile; i += kRowsAtOnce) {
       const int32_t slot = slot_in(slots, static_cast<int>(key + i));
       copy_async_16(Tiles::cell(to, key + i, unit), rows + int64_t{slot < 0 ? 0 : slot} * DIM, slot < 0 ? 0 : 16);
     }
@@ -246,25 +245,13 @@ TND_DEVICE void bring_units(const FlashArgs& f, typename PromptShape<DIM>::State
 
 // ---- warps that multiply
 
-struct Query {
-  int32_t begin = 0, end = 0;  // positions it sees
-  float m = -__builtin_inff(), l = 0.0f;
-  bool seen = false;  // keys of the segment
-};
-
 // Turns the scores of a tile into weights. s: q k^T. Returns whether the sums of values must be scaled by `scale`.
-[[maybe_unused]] TND_DEVICE bool weigh(float (&s)[kKeyBlocks][4], Query (&query)[2], float (&scale)[2],
+[[maybe_unused]] TND_DEVICE bool weigh(float (&s)[kKeyBlocks][4], LaneQuery (&query)[2], float (&scale)[2],
                                        float score_scale, int first_key) {
   int begin[2], end[2];  // visible keys of the tile
-  float base[2];
+  float base[2] = {-__builtin_inff(), -__builtin_inff()};
   bool active[2];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    begin[h] = query[h].begin - first_key, end[h] = query[h].end - first_key;
-    active[h] = begin[h] < kTile && end[h] > 0 && begin[h] < end[h];
-    base[h] = -__builtin_inff();
-  }
-  const bool whole = begin[0] <= 0 && begin[1] <= 0 && end[0] >= kTile && end[1] >= kTile;
+  const bool whole = find_visible(query, first_key, begin, end, active);
   if (any_lane(!whole)) {
     rare_branch();
     const int key = static_cast<int>(lane_id()) % 4 * 2;
@@ -285,19 +272,7 @@ struct Query {
       base[e / 2] = fmaxf(base[e / 2], s[j][e]);
     }
   }
-  bool scaled = false;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-#pragma unroll
-    for (int mask = 2; mask > 0; mask /= 2) base[h] = fmaxf(base[h], shfl_xor(base[h], mask));
-    Query& q = query[h];
-    const float top = fmaxf(base[h], q.m);
-    base[h] = active[h] ? top : 0.0f;
-    scale[h] = active[h] ? exp_f32(q.m - top) : 1.0f;
-    if (active[h]) q.m = top;
-    scaled = scaled || (q.seen && scale[h] != 1.0f);  // without keys so far the sums are zeros
-    q.seen = q.seen || active[h];
-  }
+  const bool scaled = raise_maxima(query, active, base, scale);
   float sum[2][2] = {};
 #pragma unroll
   for (int j = 0; j < kKeyBlocks; ++j) {
@@ -307,15 +282,7 @@ struct Query {
       sum[e / 2][e % 2] += s[j][e];
     }
   }
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-#pragma unroll
-    for (int mask = 2; mask > 0; mask /= 2) {
-      sum[h][0] += shfl_xor(sum[h][0], mask);
-      sum[h][1] += shfl_xor(sum[h][1], mask);
-    }
-    if (active[h]) query[h].l = fmaf(query[h].l, scale[h], sum[h][0] + sum[h][1]);
-  }
+  add_weights(query, active, scale, sum);
   return any_lane(scaled);
 }
 
@@ -339,7 +306,8 @@ struct Query {
 
 // The number of segments that are in the slots of the warp's queries; nullptr if none takes part. It lies in the place
 // of the first that does, which is the same in all units of these queries.
-[[maybe_unused]] TND_DEVICE int32_t* handed_by(const FlashArgs& f, const Query (&query)[2], const int (&places)[2]) {
+[[maybe_unused]] TND_DEVICE int32_t* handed_by(const FlashArgs& f, const LaneQuery (&query)[2],
+                                               const int (&places)[2]) {
   const uint32_t low = ballot(query[0].begin < query[0].end), high = ballot(query[1].begin < query[1].end);
   if ((low | high) == 0) return nullptr;
   return f.handed + 1 + shfl(low != 0 ? places[0] : places[1], __ffs(static_cast<int>(low != 0 ? low : high)) - 1);
@@ -347,14 +315,14 @@ struct Query {
 
 // Brings the sums of a segment to their slots.
 template <int DIM>
-TND_DEVICE void fold(const FlashArgs& f, const Unit& u, const float (&o)[DIM / 8][4], const Query (&query)[2],
+TND_DEVICE void fold(const FlashArgs& f, const Unit& u, const float (&o)[DIM / 8][4], const LaneQuery (&query)[2],
                      const int (&places)[2]) {
   float2* cells[2];
   float keep[2], add[2];
   bool folds[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const Query& q = query[h];
+    const LaneQuery& q = query[h];
     const int64_t at = int64_t{places[h]} * f.slots + u.slot;
     folds[h] = q.seen && u.part == 0 && q.begin < u.turn * u.segment;  // the slot holds earlier segments
     keep[h] = 0.0f, add[h] = 1.0f;
@@ -429,7 +397,7 @@ TND_DEVICE void multiply_units(const FlashArgs& f, typename PromptShape<DIM>::St
       arrive_once(state.unit_read + number % 2);
       continue;
     }
-    Query query[2];
+    LaneQuery query[2];
     const int first_row = u.first_query / g, first = u.first_query - first_row * g;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -454,7 +422,7 @@ TND_DEVICE void multiply_units(const FlashArgs& f, typename PromptShape<DIM>::St
     wgmma_wait<0>();
     settled(s);
     arrive_once(state.keys_read + use % S::kDepth);
-    weigh(s, query, scale, a.scale, u.first_tile * kTile);
+    weigh(s, query, scale, a.scale, u.first_tile * kAttentionTile);
     pack(p, s);
 #pragma unroll 1
     for (int t = u.first_tile + 1; t < u.last_tile; ++t, ++use) {
@@ -469,7 +437,7 @@ TND_DEVICE void multiply_units(const FlashArgs& f, typename PromptShape<DIM>::St
       settled(o);
       arrive_once(state.keys_read + next);
       arrive_once(state.values_read + place);
-      const bool scaled = weigh(s, query, scale, a.scale, t * kTile);
+      const bool scaled = weigh(s, query, scale, a.scale, t * kAttentionTile);
       pack(p, s);
       if (scaled) {
         rare_branch();

@@ -77,14 +77,8 @@ TND_DEVICE FlashItem item_of_block(const FlashArgs& f) {
   return it;
 }
 
-// Turns the scores of a tile into weights. s: q k^T. m, l: of the lane's two queries.
-struct Query {
-  int32_t begin = 0, end = 0;  // positions it sees of the item's part
-  float m = -__builtin_inff(), l = 0.0f;
-  bool seen = false;
-};
-// Returns whether the sums of values must be scaled by `scale`.
-[[maybe_unused]] TND_DEVICE bool softmax(float (&s)[kKeyBlocks][4], uint32_t (&p)[kKeySteps][4], Query (&query)[2],
+// Turns the scores of a tile into weights. s: q k^T. Returns whether the sums of values must be scaled by `scale`.
+[[maybe_unused]] TND_DEVICE bool softmax(float (&s)[kKeyBlocks][4], uint32_t (&p)[kKeySteps][4], LaneQuery (&query)[2],
                                          float (&scale)[2], float score_scale, int first_key) {
   // Rotates s by n blocks of keys: the first ones go to the end.
   const auto rotate = [&] {
@@ -101,15 +95,9 @@ struct Query {
     }
   };
   int begin[2], end[2];  // visible keys of the tile
-  float base[2];
+  float base[2] = {-__builtin_inff(), -__builtin_inff()};
   bool active[2];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    begin[h] = query[h].begin - first_key, end[h] = query[h].end - first_key;
-    active[h] = begin[h] < kAttentionTile && end[h] > 0 && begin[h] < end[h];
-    base[h] = -__builtin_inff();
-  }
-  const bool whole = begin[0] <= 0 && begin[1] <= 0 && end[0] >= kAttentionTile && end[1] >= kAttentionTile;
+  const bool whole = find_visible(query, first_key, begin, end, active);
   const bool masked = any_lane(!whole);
 #pragma unroll 1
   for (int n = 0, key = static_cast<int>(threadIdx.x % 4) * 2; n < kKeySteps; ++n, key += 16) {
@@ -125,19 +113,7 @@ struct Query {
     }
     rotate();
   }
-  bool scaled = false;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-#pragma unroll
-    for (int mask = 2; mask > 0; mask /= 2) base[h] = fmaxf(base[h], shfl_xor(base[h], mask));
-    Query& q = query[h];
-    const float top = fmaxf(base[h], q.m);
-    base[h] = active[h] ? top : 0.0f;
-    scale[h] = active[h] ? exp_f32(q.m - top) : 1.0f;
-    if (active[h]) q.m = top;
-    scaled = scaled || (q.seen && scale[h] != 1.0f);  // without keys so far the sums are zeros
-    q.seen = q.seen || active[h];
-  }
+  const bool scaled = raise_maxima(query, active, base, scale);
   float sum[2][2] = {};
 #pragma unroll 1
   for (int n = 0; n < kKeySteps; ++n) {
@@ -158,15 +134,7 @@ struct Query {
     for (int r = 0; r < 4; ++r) p[kKeySteps - 1][r] = pack_halves(s[r / 2][r % 2 * 2], s[r / 2][r % 2 * 2 + 1]);
     rotate();
   }
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-#pragma unroll
-    for (int mask = 2; mask > 0; mask /= 2) {
-      sum[h][0] += shfl_xor(sum[h][0], mask);
-      sum[h][1] += shfl_xor(sum[h][1], mask);
-    }
-    if (active[h]) query[h].l = fmaf(query[h].l, scale[h], sum[h][0] + sum[h][1]);
-  }
+  add_weights(query, active, scale, sum);
   return any_lane(scaled);
 }
 
@@ -186,7 +154,7 @@ TND_DEVICE void attend(const FlashArgs& f, const FlashItem& item, uint8_t* share
   const AttentionRow plan = a.row_plans[tile.row];
   const int first_row = item.first_query / f.group, rows = (item.first_query + queries - 1) / f.group - first_row + 1;
   const int first_of_lane = warp * 16 + lane / 4;
-  Query query[2];
+  LaneQuery query[2];
   int32_t begin = 1 << 30, end = 0;
 #pragma unroll 1
   for (int row = 0; row < rows; row += TND_WARP) {
