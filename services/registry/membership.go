@@ -13,6 +13,7 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/telemetry"
+	"github.com/tandem-inference/tandem/services/unixsocket"
 	"go.uber.org/zap"
 	"google.golang.org/protobuf/proto"
 )
@@ -192,7 +193,7 @@ func (m *Membership) learn(now time.Time) {
 	held := m.held()
 	for _, x := range held {
 		for _, g := range x.lease.GetGateways() {
-			named[g.GetId()] = dialName(g.GetAddress())
+			named[g.GetId()] = unixsocket.DialTarget(g.GetAddress())
 		}
 	}
 	if len(held) == 0 {
@@ -336,19 +337,11 @@ func (m *Membership) first() *member {
 
 // hostOnly reports whether an address is reached from its own host alone.
 func hostOnly(address string) bool {
-	if strings.HasPrefix(address, "unix:") {
+	if _, ok := unixsocket.Path(address); ok {
 		return true
 	}
 	host, _, err := net.SplitHostPort(address)
 	return err == nil && (host == "localhost" || net.ParseIP(host).IsLoopback())
-}
-
-// dialName is the form of an address that gRPC dials.
-func dialName(address string) string {
-	if path, ok := strings.CutPrefix(address, "unix://"); ok {
-		return "unix:" + path
-	}
-	return address
 }
 
 func (m *Membership) wake() {

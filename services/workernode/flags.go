@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-inference/tandem/services/identity"
 	"github.com/tandem-inference/tandem/services/procwatch"
 	"github.com/tandem-inference/tandem/services/telemetry"
+	"github.com/tandem-inference/tandem/services/unixsocket"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -215,7 +216,7 @@ type HealthCmd struct {
 func (c *HealthCmd) Run() error {
 	ctx, cancel := context.WithTimeout(context.Background(), c.Timeout)
 	defer cancel()
-	conn, err := grpc.NewClient(DialTarget(c.Address), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(unixsocket.DialTarget(c.Address), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}

@@ -4,38 +4,21 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"strings"
 
 	"github.com/tandem-inference/tandem/services/unixsocket"
 )
 
-// socketPath returns the path of a unix address (unix:///path, unix://path or unix:path).
-func socketPath(address string) (string, bool) {
-	if path, ok := strings.CutPrefix(address, "unix://"); ok {
-		return path, true
-	}
-	return strings.CutPrefix(address, "unix:")
-}
-
-// DialTarget is the form of an address that gRPC dials.
-func DialTarget(address string) string {
-	if path, ok := socketPath(address); ok {
-		return "unix:" + path
-	}
-	return address
-}
-
 func dialTargets(addresses []string) []string {
 	out := make([]string, len(addresses))
 	for i, a := range addresses {
-		out[i] = DialTarget(a)
+		out[i] = unixsocket.DialTarget(a)
 	}
 	return out
 }
 
 // Listen opens a listener at host:port or a unix socket.
 func Listen(address string) (net.Listener, error) {
-	if path, ok := socketPath(address); ok {
+	if path, ok := unixsocket.Path(address); ok {
 		return unixsocket.Listen(path)
 	}
 	return net.Listen("tcp", address)

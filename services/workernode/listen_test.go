@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/tandem-inference/tandem/services/unixsocket"
 )
 
 func TestListen(t *testing.T) {
@@ -19,8 +21,8 @@ func TestListen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := Address(l); got != address || DialTarget(got) != "unix:"+path {
-		t.Errorf("address %q, target %q", got, DialTarget(got))
+	if got := Address(l); got != address || unixsocket.DialTarget(got) != "unix:"+path {
+		t.Errorf("address %q, target %q", got, unixsocket.DialTarget(got))
 	}
 	l.Close()
 	tcp, err := Listen("127.0.0.1:0")
@@ -28,7 +30,7 @@ func TestListen(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tcp.Close()
-	if got := Address(tcp); got != tcp.Addr().String() || DialTarget(got) != got {
+	if got := Address(tcp); got != tcp.Addr().String() || unixsocket.DialTarget(got) != got {
 		t.Errorf("address %q", got)
 	}
 	wild, err := Listen("0.0.0.0:0")

@@ -21,6 +21,7 @@ import (
 	"github.com/tandem-inference/tandem/services/shmstream"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/tensorwire"
+	"github.com/tandem-inference/tandem/services/unixsocket"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
@@ -113,7 +114,7 @@ func Dial(address string, more ...grpc.DialOption) (*grpc.ClientConn, error) {
 	options := append(tensorwire.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: 2 * time.Second}))
 	options = append(options, rpcerr.DialOptions()...)
-	return grpc.NewClient(DialTarget(address), append(options, more...)...)
+	return grpc.NewClient(unixsocket.DialTarget(address), append(options, more...)...)
 }
 
 // Run serves w until the process is told to end. It returns nil after an orderly end.

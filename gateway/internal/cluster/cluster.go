@@ -4,13 +4,13 @@ import (
 	"cmp"
 	"context"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/telemetry"
+	"github.com/tandem-inference/tandem/services/unixsocket"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -186,7 +186,7 @@ func (c *Cluster) Connect(w registry.Worker) (*grpc.ClientConn, error) {
 		creds := grpc.WithTransportCredentials(c.cred(registry.RoleName(w.Registration.GetRole())))
 		options = append(options[:len(options):len(options)], creds)
 	}
-	return grpc.NewClient(target(w.Registration.GetAddress()), options...)
+	return grpc.NewClient(unixsocket.DialTarget(w.Registration.GetAddress()), options...)
 }
 
 func (c *Cluster) connect(w registry.Worker) *grpc.ClientConn {
@@ -196,15 +196,6 @@ func (c *Cluster) connect(w registry.Worker) *grpc.ClientConn {
 		return nil
 	}
 	return conn
-}
-
-// target is the gRPC name of an address: unix://path and unix:///path become unix:path, the rest goes past the resolver
-// as is.
-func target(addr string) string {
-	if path, ok := strings.CutPrefix(addr, "unix://"); ok {
-		return "unix:" + path
-	}
-	return addr
 }
 
 // Active returns the model that is served, nil before the first target joined, and a channel that is closed when it or
