@@ -54,6 +54,20 @@ func statOf(path string, st os.FileInfo) fileStat {
 // shardName matches the file name of a shard: base, number (from 1), count.
 var shardName = regexp.MustCompile(`^(.*)-(\d{5})-of-(\d{5})\.gguf$`)
 
+// ShardPaths are the paths of a model's files from the first one's; ok is false when that is not named like the first
+// of so many.
+func ShardPaths(first string, count int) (paths []string, ok bool) {
+	m := shardName.FindStringSubmatch(filepath.Base(first))
+	if m == nil || m[2] != "00001" || m[3] != fmt.Sprintf("%05d", count) {
+		return nil, false
+	}
+	paths = append(paths, first)
+	for i := 2; i <= count; i++ {
+		paths = append(paths, filepath.Join(filepath.Dir(first), fmt.Sprintf("%s-%05d-of-%05d.gguf", m[1], i, count)))
+	}
+	return paths, true
+}
+
 // Open maps the model at path and checks it. For a sharded model path must be the first shard; the others are found
 // beside it. A folder with config.json and model.safetensors, or a .safetensors file with a config.json beside it, is
 // opened as a DFlash draft. Complaints about the content match ErrInvalid, others come from the file system.
@@ -77,17 +91,16 @@ func (f *File) openAll(path string) error {
 		return atPath(path, err)
 	}
 	if count > 1 {
-		m := shardName.FindStringSubmatch(filepath.Base(path))
-		if m == nil || m[2] != "00001" || m[3] != fmt.Sprintf("%05d", count) {
+		paths, ok := ShardPaths(path, count)
+		if !ok {
 			return atPath(path, invalid("split.count", "first of %d shards must be named like model-00001-of-%05d.gguf",
 				count, count))
 		}
-		for i := 1; i < count; i++ {
-			p := filepath.Join(filepath.Dir(path), fmt.Sprintf("%s-%05d-of-%05d.gguf", m[1], i+1, count))
+		for i, p := range paths[1:] {
 			if err := f.openShard(p); err != nil {
 				return err
 			}
-			if err := f.checkShardNumber(i, count); err != nil {
+			if err := f.checkShardNumber(i+1, count); err != nil {
 				return atPath(p, err)
 			}
 		}

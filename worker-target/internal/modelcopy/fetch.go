@@ -7,8 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
-	"strings"
+	"slices"
 	"sync"
 	"time"
 
@@ -215,22 +214,15 @@ func joined(errs []error, nobody string) error {
 	return err
 }
 
-var shardName = regexp.MustCompile(`-00001-of-(\d{5})\.gguf$`)
-
 // shards are the paths of a model's files.
 func shards(path string, n int) ([]string, error) {
 	if n == 1 {
 		return []string{path}, nil
 	}
-	m := shardName.FindStringSubmatch(path)
-	if want := fmt.Sprintf("%05d", n); m == nil || m[1] != want {
-		return nil, fmt.Errorf("--model: the model has %d files there, so that the first must be called …-00001-of-%s.gguf: %s",
-			n, want, path)
-	}
-	paths := []string{path}
-	base := strings.TrimSuffix(path, m[0])
-	for i := 1; i < n; i++ {
-		paths = append(paths, fmt.Sprintf("%s-%05d-of-%05d.gguf", base, i+1, n))
+	paths, ok := gguf.ShardPaths(path, n)
+	if !ok {
+		return nil, fmt.Errorf("--model: the model has %d files there, so that the first must be called …-00001-of-%05d.gguf: %s",
+			n, n, path)
 	}
 	return paths, nil
 }
@@ -281,15 +273,7 @@ type list struct {
 
 // same says whether two peers have the same part.
 func (l *list) same(o *list) bool {
-	if l.bytes != o.bytes || l.block != o.block || l.model != o.model || len(l.blocks) != len(o.blocks) {
-		return false
-	}
-	for i := range l.blocks {
-		if l.blocks[i] != o.blocks[i] {
-			return false
-		}
-	}
-	return true
+	return l.bytes == o.bytes && l.block == o.block && l.model == o.model && slices.Equal(l.blocks, o.blocks)
 }
 
 // span is where a block lies.
