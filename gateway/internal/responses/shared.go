@@ -125,8 +125,10 @@ func (w *posted) write(ctx context.Context, contract *string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.tried, w.work.Contract = true, contract
-	err := w.s.put(ctx, w.work.key().sharedKey(workPrefix), &w.work, workLife, func(v shared.Version) { w.version = v })
-	if err != nil {
+	version, err := w.s.put(ctx, w.work.key().sharedKey(workPrefix), &w.work, workLife, shared.Store.Put)
+	if err == nil {
+		w.version = version
+	} else {
 		w.s.log.Warn("no other gateway could go on with a response", zap.String(telemetry.KeyRequestID, w.work.RequestID),
 			zap.NamedError(telemetry.KeyErr, err))
 	}
@@ -163,25 +165,34 @@ func (w *posted) end(ctx context.Context) {
 	})
 }
 
+// write is how a record is written: shared.Store.Put, or what stands on a version.
+type write func(s shared.Store, ctx context.Context, key string, value []byte, life shared.Life) (shared.Version, error)
+
+// over writes in the place of a version.
+func over(was shared.Version) write {
+	return func(s shared.Store, ctx context.Context, key string, value []byte, life shared.Life) (shared.Version, error) {
+		return s.Update(ctx, key, value, was, life)
+	}
+}
+
 // put writes a value that may be large.
-func (s *Service) put(ctx context.Context, key string, value any, ttl time.Duration, version func(shared.Version),
-) error {
+func (s *Service) put(ctx context.Context, key string, value any, ttl time.Duration, how write) (
+	version shared.Version, err error,
+) {
 	body, err := jsontext.Marshal(value)
 	if err != nil {
-		return err
+		return "", err
 	}
 	life := shared.Life{TTL: ttl}
 	packed, err := s.node.Link().Pack(ctx, body, life)
 	if err != nil {
-		return err
+		return "", err
 	}
-	return s.node.Link().Do(ctx, func(ctx context.Context, st shared.Store) error {
-		v, err := st.Put(ctx, key, packed, life)
-		if err == nil && version != nil {
-			version(v)
-		}
+	err = s.node.Link().Do(ctx, func(ctx context.Context, st shared.Store) (err error) {
+		version, err = how(st, ctx, key, packed, life)
 		return err
 	})
+	return version, err
 }
 
 // get reads a value that may be large; ok is false when there is none.
@@ -221,7 +232,7 @@ func (s *Service) publish(ctx context.Context, e *entry, w *posted) {
 	}
 	r := &keptRecord{Body: e.body, Items: e.items, Inputs: e.inputs, Outputs: e.outputs}
 	r.Events, r.Next = e.log.all()
-	if err := s.put(ctx, e.sharedKey(keptPrefix), r, keptLife, nil); err != nil {
+	if _, err := s.put(ctx, e.sharedKey(keptPrefix), r, keptLife, shared.Store.Put); err != nil {
 		s.log.Warn("a kept response is not shared with other gateways", zap.String("response", e.id),
 			zap.NamedError(telemetry.KeyErr, err))
 		return
@@ -323,19 +334,9 @@ func (s *Service) elsewhere(ctx context.Context, k key, follow bool, waiting fun
 func (s *Service) takeOver(ctx context.Context, w *work, version shared.Version) (*live, error) {
 	before := w.Gateway
 	w.Gateway = s.node.ID()
-	body, err := json.Marshal(w)
-	if err != nil {
-		return nil, err
-	}
-	life := shared.Life{TTL: workLife}
 	p := &posted{s: s, work: *w, tried: true}
-	packed, err := s.node.Link().Pack(ctx, body, life)
-	if err == nil {
-		err = s.node.Link().Do(ctx, func(ctx context.Context, st shared.Store) (err error) {
-			p.version, err = st.Update(ctx, w.key().sharedKey(workPrefix), packed, version, life)
-			return err
-		})
-	}
+	var err error
+	p.version, err = s.put(ctx, w.key().sharedKey(workPrefix), w, workLife, over(version))
 	if errors.Is(err, shared.ErrConflict) {
 		return nil, nil
 	}
