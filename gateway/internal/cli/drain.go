@@ -1,12 +1,10 @@
 package cli
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"time"
 
@@ -168,27 +166,9 @@ func (c *DrainCmd) look(ctx context.Context, client *http.Client) (*drained, err
 func (c *DrainCmd) ask(ctx context.Context, client *http.Client, what map[string]any) (detail string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, drainCall)
 	defer cancel()
-	body, err := json.Marshal(what)
-	if err != nil {
-		return "", err
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, baseURL(c.Server)+"/cluster/drain",
-		bytes.NewReader(body))
-	if err != nil {
-		return "", err
-	}
-	request.Header.Set("Content-Type", "application/json")
-	if key := c.APIKey.Reveal(); key != "" {
-		request.Header.Set("Authorization", "Bearer "+key)
-	}
-	response, err := client.Do(request)
+	status, text, err := post(ctx, client, baseURL(c.Server)+"/cluster/drain", c.APIKey.Reveal(), what, mostPage)
 	if err != nil {
 		return "", reached(c.Server, err)
-	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
-	if err != nil {
-		return "", err
 	}
 	var reply struct {
 		Detail string
@@ -196,12 +176,12 @@ func (c *DrainCmd) ask(ctx context.Context, client *http.Client, what map[string
 	}
 	_ = json.Unmarshal(text, &reply)
 	switch {
-	case response.StatusCode == http.StatusOK:
+	case status == http.StatusOK:
 		return reply.Detail, nil
-	case response.StatusCode == http.StatusUnauthorized:
+	case status == http.StatusUnauthorized:
 		return "", errors.New("--api-key: the gateway asks for a key")
 	case reply.Error.Message != "":
 		return "", errors.New(reply.Error.Message)
 	}
-	return "", fmt.Errorf("the gateway answers %s", response.Status)
+	return "", fmt.Errorf("the gateway answers %d %s", status, http.StatusText(status))
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -135,6 +136,26 @@ func get(ctx context.Context, client *http.Client, url, key string, most int64) 
 	if err != nil {
 		return 0, nil, err
 	}
+	return send(client, request, key, most)
+}
+
+// post is get with a body of JSON.
+func post(ctx context.Context, client *http.Client, url, key string, what any, most int64) (
+	status int, body []byte, err error,
+) {
+	text, err := json.Marshal(what)
+	if err != nil {
+		return 0, nil, err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(text))
+	if err != nil {
+		return 0, nil, err
+	}
+	request.Header.Set("Content-Type", "application/json")
+	return send(client, request, key, most)
+}
+
+func send(client *http.Client, request *http.Request, key string, most int64) (status int, body []byte, err error) {
 	if key != "" {
 		request.Header.Set("Authorization", "Bearer "+key)
 	}
