@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,56 +14,8 @@ import (
 	"time"
 
 	"github.com/tandem-inference/tandem/tests/cluster"
+	"github.com/tandem-inference/tandem/tests/faults/link"
 )
-
-// late passes connections on and hands every byte over after a delay, in both directions.
-func late(t *testing.T, to string, delay time.Duration) (address string) {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = l.Close() })
-	type piece struct {
-		data []byte
-		due  time.Time
-	}
-	carry := func(to, from net.Conn) {
-		way := make(chan piece, 1<<12)
-		go func() {
-			defer close(way)
-			for {
-				data := make([]byte, 64<<10)
-				n, err := from.Read(data)
-				if err != nil {
-					return
-				}
-				way <- piece{data[:n], time.Now().Add(delay)}
-			}
-		}()
-		for p := range way {
-			time.Sleep(time.Until(p.due))
-			_, _ = to.Write(p.data) // after an error the rest is nobody's
-		}
-		_ = to.Close()
-	}
-	go func() {
-		for {
-			from, err := l.Accept()
-			if err != nil {
-				return
-			}
-			server, err := net.Dial("tcp", to)
-			if err != nil {
-				_ = from.Close()
-				continue
-			}
-			go carry(server, from)
-			go carry(from, server)
-		}
-	}()
-	return l.Addr().String()
-}
 
 // TestProbeOfTwoHosts: two processes, one of which serves its figures through a slow link, make one rig that tandem
 // plan takes.
@@ -112,9 +63,14 @@ func TestProbeOfTwoHosts(t *testing.T) {
 		t.Fatalf("%q names no address", line)
 	}
 	const delay = 150 * time.Millisecond
-	slow := late(t, address, delay)
+	slow, err := link.Listen("127.0.0.1:0", address, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(slow.Close)
+	slow.Set(link.Disturbance{Delay: delay}, link.Disturbance{Delay: delay})
 	file := filepath.Join(t.TempDir(), "rig.json")
-	out, errs, err := run("probe", "--peer", slow, "--device", "cpu", "--model", model, "--host-name", "laptop",
+	out, errs, err := run("probe", "--peer", slow.Address(), "--device", "cpu", "--model", model, "--host-name", "laptop",
 		"--threads", "1", "--out", file)
 	if err != nil || !strings.Contains(out, "laptop to box: ") {
 		t.Fatalf("%v: %s\n%s", err, errs, out)
