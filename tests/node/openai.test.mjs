@@ -57,7 +57,7 @@ test('errors have their classes, streamed or not', async () => {
   for (const stream of [false, true]) {
     await assert.rejects(client.chat.completions.create(ask('Hi', { temperature: 9, stream })), (e) => e instanceof OpenAI.BadRequestError && e.code === 'invalid_value' && e.param === 'temperature');
     await assert.rejects(client.chat.completions.create(ask(long, { stream })), (e) => e instanceof OpenAI.BadRequestError && e.code === 'context_length_exceeded');
-    await assert.rejects(client.responses.create({ model, input: 'Hi', background: true, stream }), (e) => e instanceof OpenAI.BadRequestError && e.code === 'unsupported_parameter');
+    await assert.rejects(client.responses.create({ model, input: 'Hi', background: true, store: false, stream }), (e) => e instanceof OpenAI.BadRequestError && e.code === 'invalid_value' && e.param === 'background');
   }
   const stranger = new OpenAI({ baseURL: `${url}/v1`, apiKey: 'wrong', maxRetries: 0, timeout });
   await assert.rejects(stranger.models.list(), OpenAI.AuthenticationError);
@@ -127,6 +127,18 @@ test('responses: tool loop over the store and without it', async () => {
   for await (const item of client.responses.inputItems.list(third.id, { order: 'asc', limit: 2 })) items.push(item.type);
   assert.deepEqual([items[0], items.at(-1)], ['message', 'function_call_output']);
   await client.responses.delete(third.id);
+});
+
+test('responses: in the background', async () => {
+  const begun = await client.responses.create({ model, input: 'Hi', background: true });
+  assert.ok(['queued', 'in_progress'].includes(begun.status));
+  let last;
+  for await (const event of await client.responses.retrieve(begun.id, { stream: true })) last = event;
+  assert.equal(last.response.output_text, greeting);
+  const kept = await client.responses.retrieve(begun.id);
+  assert.equal(kept.status, 'completed');
+  assert.equal(kept.output_text, greeting);
+  assert.equal(kept.background, true);
 });
 
 test('structured output through the helpers for zod', async () => {

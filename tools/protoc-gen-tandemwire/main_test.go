@@ -43,7 +43,8 @@ func TestGeneratedIsCurrent(t *testing.T) {
 	var files []*descriptorpb.FileDescriptorProto
 	for _, f := range []protoreflect.FileDescriptor{
 		tandemv1.File_tandem_v1_common_proto, enginev1.File_tandem_engine_v1_engine_proto,
-		tandemv1.File_tandem_v1_draft_proto, tandemv1.File_tandem_v1_stage_proto,
+		tandemv1.File_tandem_v1_draft_proto, tandemv1.File_tandem_v1_model_proto,
+		tandemv1.File_tandem_v1_probe_proto, tandemv1.File_tandem_v1_stage_proto,
 	} {
 		files = append(files, protodesc.ToFileDescriptorProto(f))
 	}
