@@ -18,6 +18,7 @@ import (
 
 	"github.com/tandem-inference/tandem/tests/client"
 	"github.com/tandem-inference/tandem/tests/cluster"
+	"github.com/tandem-inference/tandem/tests/etcd"
 	"github.com/tandem-inference/tandem/tests/faults/link"
 )
 
@@ -48,8 +49,9 @@ type part struct {
 	cmd *exec.Cmd
 }
 
-// rig is a cluster of separate processes: gateways, a target, a target of two stages, a draft and a scorer, each behind
-// links. Workers run under their own supervisors, gateways are started again by the rig.
+// rig is a cluster of separate processes: gateways, which share an etcd where there are several, a target, a target of
+// two stages, a draft and a scorer, each behind links. Workers run under their own supervisors, gateways are started
+// again by the rig.
 type rig struct {
 	cfg   Config
 	root  string
@@ -57,6 +59,8 @@ type rig struct {
 	hosts []*host
 	parts []*part
 	links uint64 // made so far
+	// store is what several gateways share; it does not fail. nil = there is one gateway.
+	store *etcd.Server
 	group sync.WaitGroup
 	// ending is closed when gateways are not started again.
 	ending chan struct{}
@@ -92,10 +96,16 @@ func startRig(ctx context.Context, cfg Config) (r *rig, err error) {
 		}
 	}()
 	for n := range cfg.Gateways {
-		p, err := r.newPart(ctx, fmt.Sprint("gateway-", n), gateway)
-		if err != nil {
+		if _, err := r.newPart(ctx, fmt.Sprint("gateway-", n), gateway); err != nil {
 			return r, err
 		}
+	}
+	if cfg.Gateways > 1 {
+		if r.store, err = etcd.Open(filepath.Join(dir, "etcd")); err != nil {
+			return r, fmt.Errorf("etcd: %w", err)
+		}
+	}
+	for _, p := range r.of(gateway) {
 		if err := r.startGateway(p); err != nil {
 			return r, err
 		}
@@ -199,6 +209,14 @@ func (r *rig) startGateway(p *part) error {
 		"--registry-listen", p.address, "--authority", r.authority(), "--join-token-output", r.token(),
 		"--model", r.model(targetModel), "--prefill-drafter", r.model(scorerModel),
 		"--api-key", apiKey, "--log-level", "info"}
+	if r.store != nil {
+		l, err := r.link(p, r.store.Endpoint)
+		if err != nil {
+			return err
+		}
+		p.out = append(p.out, l)
+		args = append(args, "--registry", "etcd://"+l.Address())
+	}
 	args = append(args, r.cfg.GatewayArgs...)
 	p.clients = net.JoinHostPort(p.host.ip, strconv.Itoa(port))
 	running := make(chan error, 1)
@@ -396,6 +414,9 @@ func (r *rig) close() {
 		}
 	}
 	r.group.Wait()
+	if r.store != nil {
+		r.store.Stop()
+	}
 	for _, h := range r.hosts {
 		h.close()
 	}
