@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-inference/tandem/services/tensorwire"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 )
 
 // Decode is the script of a fake target.
@@ -47,6 +48,8 @@ type Worker struct {
 	ahead    []*tandemv1.ReadAheadRequest
 	watches  map[chan *tandemv1.WatchRoundsResponse]struct{}
 	ended    bool
+	mute     bool
+	asked    int // whether it is there
 }
 
 // WorkerOptions describe a fake worker.
@@ -85,6 +88,7 @@ func Join(tb testing.TB, gateway string, opt WorkerOptions) *Worker {
 	w.server = grpc.NewServer(tensorwire.ServerOptions()...)
 	tandemv1.RegisterTargetServiceServer(w.server, w)
 	tandemv1.RegisterPrefillServiceServer(w.server, w)
+	healthv1.RegisterHealthServer(w.server, &answering{worker: w})
 	if opt.Model == nil {
 		name := Target
 		if opt.Role == tandemv1.Role_ROLE_PREFILL {
@@ -161,6 +165,39 @@ func (w *Worker) obey(l *tandemv1.Lease) {
 	if changed {
 		w.client.Notify()
 	}
+}
+
+// Mute makes the worker not answer whether it is there, or answer again.
+func (w *Worker) Mute(yes bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.mute = yes
+}
+
+// Asked is how often the worker was asked whether it is there.
+func (w *Worker) Asked() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.asked
+}
+
+// answering says that the worker is there, unless it is mute.
+type answering struct {
+	healthv1.UnimplementedHealthServer
+	worker *Worker
+}
+
+// Check implements the service.
+func (a *answering) Check(ctx context.Context, _ *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse, error) {
+	a.worker.mu.Lock()
+	mute := a.worker.mute
+	a.worker.asked++
+	a.worker.mu.Unlock()
+	if mute {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return &healthv1.HealthCheckResponse{Status: healthv1.HealthCheckResponse_SERVING}, nil
 }
 
 // Leave ends the worker's lease; it serves on.

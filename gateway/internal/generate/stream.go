@@ -8,7 +8,6 @@ import (
 	"io"
 	"math"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
@@ -216,8 +215,9 @@ func (s *stream) attempt(ctx context.Context, slot *cluster.Slot) (next *cluster
 		return nil, errDone
 	}
 	ctx, cancel := context.WithCancelCause(metadata.AppendToOutgoingContext(ctx, "x-request-id", s.r.req.ID))
-	moving := s.move(ctx, slot, func() { cancel(errMoved) })
-	err = s.compute(ctx, slot, cancel)
+	e := newEar()
+	moving := s.move(ctx, slot, e, func() { cancel(errMoved) })
+	err = s.compute(ctx, slot, e, cancel)
 	if broken(err) && context.Cause(ctx) == errMoved {
 		err = errMoved
 	}
@@ -232,14 +232,11 @@ func broken(err error) bool {
 }
 
 // compute has the worker of a slot compute the choice, from what there is on.
-func (s *stream) compute(ctx context.Context, slot *cluster.Slot, cancel context.CancelCauseFunc) error {
+func (s *stream) compute(ctx context.Context, slot *cluster.Slot, e *ear, cancel context.CancelCauseFunc) error {
 	s.slot, s.worker = slot, slot.Worker
 	s.r.seen.At(slot.Worker)
 	defer func() { s.slot = nil }()
-	var heard atomic.Int64 // nanoseconds from began to the last message
-	began := time.Now()
-	stop := slot.Watch(func() time.Duration { return time.Since(began) - time.Duration(heard.Load()) },
-		func() { cancel(errLease) })
+	stop := slot.Watch(e.silence, func() { cancel(errLease) })
 	defer stop()
 	request := s.r.decodeRequest(s.job, s.committed)
 	request.Peer = slot.Peer
@@ -263,7 +260,7 @@ func (s *stream) compute(ctx context.Context, slot *cluster.Slot, cancel context
 			}
 			return tooLarge(err)
 		}
-		heard.Store(int64(time.Since(began)))
+		e.hears()
 		if err := s.verify.message(msg); err != nil {
 			return err
 		}

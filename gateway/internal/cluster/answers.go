@@ -1,0 +1,43 @@
+package cluster
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+)
+
+const (
+	// answerTime is how long a worker may take to answer whether it is there.
+	answerTime = time.Second
+	// answerTrips is how many times the round trip of its newest heartbeat it may take, where that is longer: on a busy
+	// machine, or over a slow link, an answer takes longer as well.
+	answerTrips = 20
+	// longestAnswer bounds both: the lease of a worker that sends nothing ends before.
+	longestAnswer = 10 * time.Second
+)
+
+// Answers asks the slot's worker whether it is there, and reports false when no answer came in time. Any answer is one,
+// refusals too, and so is the end of ctx or of the connection, which ends the worker's streams by itself. A worker that
+// does not answer gets no further work until it has sent a heartbeat.
+func (l *Slot) Answers(ctx context.Context) bool {
+	ask, cancel := context.WithTimeout(ctx, l.answerTime())
+	defer cancel()
+	_, err := healthv1.NewHealthClient(l.Conn).Check(ask, &healthv1.HealthCheckRequest{})
+	if ctx.Err() != nil || status.Code(err) != codes.DeadlineExceeded {
+		return true
+	}
+	l.pool.mu.Lock()
+	defer l.pool.mu.Unlock()
+	l.w.suspect = time.Now()
+	return false
+}
+
+func (l *Slot) answerTime() time.Duration {
+	l.pool.mu.Lock()
+	defer l.pool.mu.Unlock()
+	trip := time.Duration(l.w.info.Heartbeat.GetRttMs() * float64(time.Millisecond))
+	return max(answerTime, min(answerTrips*trip, longestAnswer))
+}
