@@ -99,6 +99,16 @@ func holding(ctx context.Context) (*session, error) {
 	return c.session, nil
 }
 
+// engineOf returns the session of a call to the engine. A connection that holds the stage no more, because it was broken
+// and made again or the stage was started again, has lost its engine, which is no fault of the call.
+func engineOf(ctx context.Context) (*session, error) {
+	x, err := holding(ctx)
+	if errors.Is(err, rpcerr.AnyFailedPrecondition) {
+		return nil, rpcerr.EngineLost.With("%v", err)
+	}
+	return x, err
+}
+
 // routes registers services whose calls go to the engine of their connection's session.
 type routes struct{ to grpc.ServiceRegistrar }
 
@@ -110,7 +120,7 @@ func (r routes) RegisterService(desc *grpc.ServiceDesc, _ any) {
 		handle := d.Methods[i].Handler
 		d.Methods[i].Handler = func(_ any, ctx context.Context, decode func(any) error,
 			interceptor grpc.UnaryServerInterceptor) (any, error) {
-			x, err := holding(ctx)
+			x, err := engineOf(ctx)
 			if err != nil {
 				return nil, rpcerr.ToStatus(err)
 			}
@@ -120,9 +130,9 @@ func (r routes) RegisterService(desc *grpc.ServiceDesc, _ any) {
 	for i := range d.Streams {
 		handle := d.Streams[i].Handler
 		d.Streams[i].Handler = func(_ any, stream grpc.ServerStream) error {
-			x, err := holding(stream.Context())
+			x, err := engineOf(stream.Context())
 			if err != nil {
-				return err
+				return rpcerr.ToStatus(err)
 			}
 			return handle(x.engines, stream)
 		}

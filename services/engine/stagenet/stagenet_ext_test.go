@@ -211,7 +211,8 @@ func TestUnfit(t *testing.T) {
 	}
 }
 
-// TestNotHeld: calls of a connection that does not hold the stage reach no engine.
+// TestNotHeld: calls of a connection that does not hold the stage reach no engine, and say that it is gone: requests that
+// lose it are replayed.
 func TestNotHeld(t *testing.T) {
 	s := serve(t, second, enginefake.New(enginefake.Options{}), 0)
 	e, err := s.open("head", second, 0)(t.Context(), options(), nil)
@@ -225,14 +226,14 @@ func TestNotHeld(t *testing.T) {
 	}
 	defer conn.Close()
 	_, err = enginev1.NewEngineServiceClient(conn).GetInfo(t.Context(), &enginev1.GetInfoRequest{})
-	if !errors.Is(err, rpcerr.AnyFailedPrecondition) || !strings.Contains(err.Error(), "does not hold") {
+	if !errors.Is(rpcerr.From(err), rpcerr.EngineLost) || !strings.Contains(err.Error(), "does not hold") {
 		t.Errorf("a call: %v", err)
 	}
 	stream, err := enginev1.NewTargetServiceClient(conn).Step(t.Context())
 	if err == nil {
 		_, err = stream.Recv()
 	}
-	if !errors.Is(err, rpcerr.AnyFailedPrecondition) {
+	if !errors.Is(rpcerr.From(err), rpcerr.EngineLost) {
 		t.Errorf("a stream: %v", err)
 	}
 }
