@@ -132,7 +132,8 @@ func (b *browser) run(ctx context.Context, id string, a ask, mode map[string]any
 	name, _ := mode["mode"].(string)
 	b.notes.Add(history.Record{Kind: history.Request, Stream: id, Ask: a.name, Mode: name, Gateway: gateway})
 	err := s.post(ctx, mode)
-	if err != nil && s.response != "" {
+	var refused *refusal
+	if err != nil && s.response != "" && !errors.As(err, &refused) { // a response that failed is over
 		err = s.resume(ctx, err)
 	}
 	s.end.Kind, s.end.Stream, s.end.Gateway = history.End, id, s.gateway
@@ -161,8 +162,9 @@ func (s *stream) resume(ctx context.Context, err error) error {
 		s.notes.Add(history.Record{Kind: history.Resumed, Stream: s.id, Gateway: s.gateway})
 		err = s.exchange(ctx, http.MethodGet, path, nil)
 		var refused *refusal
-		if errors.As(err, &refused) && refused.status == http.StatusNotFound && len(s.bases) == 1 {
-			return err // the only gateway has forgotten it
+		if errors.As(err, &refused) && (refused.status == http.StatusOK || // it failed
+			refused.status == http.StatusNotFound && len(s.bases) == 1) { // the only gateway has forgotten it
+			return err
 		}
 	}
 	return err
