@@ -11,7 +11,7 @@ import (
 
 const (
 	// answerTime is how long a worker may take to answer whether it is there.
-	answerTime = time.Second
+	answerTime = 700 * time.Millisecond
 	// answerTrips is how many times the round trip of its newest heartbeat it may take, where that is longer: on a busy
 	// machine, or over a slow link, an answer takes longer as well.
 	answerTrips = 20

@@ -17,7 +17,7 @@ var errMoved = errors.New("the request goes on at another worker")
 
 // quiet is the silence of a stream after which its worker is asked whether it is there, again and again. A worker that
 // reads a long prompt is silent for longer and answers.
-const quiet = 300 * time.Millisecond
+const quiet = 250 * time.Millisecond
 
 // ear knows when a worker was last heard on a stream.
 type ear struct {
