@@ -1,7 +1,9 @@
-// Package etcd runs an etcd inside a test.
+// Package etcd runs an etcd inside a test or a measurement.
 package etcd
 
 import (
+	"errors"
+	"fmt"
 	"net"
 	"net/url"
 	"testing"
@@ -22,37 +24,56 @@ type Server struct {
 // Start runs an etcd until the test ends.
 func Start(t testing.TB) *Server {
 	t.Helper()
+	s, err := Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Stop)
+	return s
+}
+
+// Open runs an etcd with its files in a folder.
+func Open(dir string) (*Server, error) {
 	c := embed.NewConfig()
-	c.Dir, c.LogLevel, c.LogOutputs = t.TempDir(), "fatal", []string{"stderr"}
+	c.Dir, c.LogLevel, c.LogOutputs = dir, "fatal", []string{"stderr"}
 	c.UnsafeNoFsync = true // what a test writes need not outlive the machine
-	peer := url.URL{Scheme: "http", Host: free(t)}
-	client := url.URL{Scheme: "http", Host: free(t)}
+	hosts, err := free(2)
+	if err != nil {
+		return nil, err
+	}
+	peer, client := url.URL{Scheme: "http", Host: hosts[0]}, url.URL{Scheme: "http", Host: hosts[1]}
 	c.ListenPeerUrls, c.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
 	c.ListenClientUrls, c.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
 	c.InitialCluster = c.InitialClusterFromName(c.Name)
 	// A lease of two seconds is the shortest that an election timeout of a second leaves.
 	c.TickMs, c.ElectionMs = 100, 1000
 	s := &Server{Endpoint: client.Host, config: c}
-	t.Cleanup(s.Stop)
-	s.Again(t)
-	return s
+	return s, s.run()
 }
 
 // Again starts an etcd that was stopped, with what it had.
 func (s *Server) Again(t testing.TB) {
 	t.Helper()
+	if err := s.run(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (s *Server) run() error {
 	e, err := embed.StartEtcd(s.config)
 	if err != nil {
-		t.Fatal(err)
+		return fmt.Errorf("etcd: %w", err)
 	}
 	s.etcd = e
 	select {
 	case <-e.Server.ReadyNotify():
-	case err := <-e.Err():
-		t.Fatal(err)
+		return nil
+	case err = <-e.Err():
 	case <-time.After(time.Minute):
-		t.Fatal("etcd does not start")
+		err = errors.New("it does not start")
 	}
+	s.Stop()
+	return fmt.Errorf("etcd: %w", err)
 }
 
 // Stop ends the etcd as far as it runs.
@@ -63,13 +84,15 @@ func (s *Server) Stop() {
 	}
 }
 
-// free is an address that nobody has at the moment.
-func free(t testing.TB) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+// free are addresses that nobody has at the moment.
+func free(n int) (at []string, err error) {
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		defer l.Close()
+		at = append(at, l.Addr().String())
 	}
-	defer l.Close()
-	return l.Addr().String()
+	return at, nil
 }

@@ -1,6 +1,7 @@
 package faults
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,6 +36,7 @@ const (
 type part struct {
 	name, role string
 	dir        string // TMPDIR of its processes
+	programs   string // folder of its program; empty = bin of the checkout
 	host       *host
 	address    string // where others of the cluster reach it, without its link
 	// clients is where a gateway serves them.
@@ -227,7 +229,8 @@ const apiKey = "campaign"
 
 // start runs a program of bin/ on the host of a part. The channel is closed when it has ended.
 func (r *rig) start(p *part, program string, args ...string) (ended chan struct{}, err error) {
-	line := p.host.inside(append([]string{filepath.Join(r.root, "bin", program)}, args...)...)
+	line := p.host.inside(append([]string{filepath.Join(cmp.Or(p.programs, filepath.Join(r.root, "bin")), program)},
+		args...)...)
 	cmd := exec.Command(line[0], line[1:]...)
 	cmd.Env = append(os.Environ(), "TMPDIR="+p.dir, "XDG_CACHE_HOME="+filepath.Join(r.dir, "cache"),
 		"XDG_CONFIG_HOME="+p.dir)
