@@ -58,7 +58,7 @@ func run(ctx context.Context, cfg faults.Upgrade, from, out string) (_ bool, err
 		}
 		cfg.From = filepath.Join(dir, "tree", "bin")
 	default:
-		store, err := etcd.Open(filepath.Join(dir, "etcd"))
+		store, err := etcd.Open(filepath.Join(dir, "etcd"), "127.0.0.1")
 		if err != nil {
 			return false, err
 		}

@@ -24,7 +24,7 @@ type Server struct {
 // Start runs an etcd until the test ends.
 func Start(t testing.TB) *Server {
 	t.Helper()
-	s, err := Open(t.TempDir())
+	s, err := Open(t.TempDir(), "127.0.0.1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,8 +32,8 @@ func Start(t testing.TB) *Server {
 	return s
 }
 
-// Open runs an etcd with its files in a folder.
-func Open(dir string) (*Server, error) {
+// Open runs an etcd with its files in a folder. Clients reach it at an address of this host.
+func Open(dir, ip string) (*Server, error) {
 	c := embed.NewConfig()
 	c.Dir, c.LogLevel, c.LogOutputs = dir, "fatal", []string{"stderr"}
 	c.UnsafeNoFsync = true // what a test writes need not outlive the machine
@@ -41,7 +41,12 @@ func Open(dir string) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	peer, client := url.URL{Scheme: "http", Host: hosts[0]}, url.URL{Scheme: "http", Host: hosts[1]}
+	_, port, err := net.SplitHostPort(hosts[1])
+	if err != nil {
+		return nil, err
+	}
+	peer := url.URL{Scheme: "http", Host: hosts[0]}
+	client := url.URL{Scheme: "http", Host: net.JoinHostPort(ip, port)}
 	c.ListenPeerUrls, c.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
 	c.ListenClientUrls, c.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
 	c.InitialCluster = c.InitialClusterFromName(c.Name)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/tandem-inference/tandem/tests/client"
 	"github.com/tandem-inference/tandem/tests/cluster"
+	"github.com/tandem-inference/tandem/tests/etcd"
 	"github.com/tandem-inference/tandem/tests/faults/link"
 )
 
@@ -58,7 +59,8 @@ type rig struct {
 	dir   string
 	hosts []*host
 	parts []*part
-	links uint64 // made so far
+	links uint64       // made so far
+	store *etcd.Server // of several gateways
 	group sync.WaitGroup
 	// ending is closed when gateways are not started again.
 	ending chan struct{}
@@ -93,6 +95,11 @@ func startRig(ctx context.Context, cfg Config) (r *rig, err error) {
 			r.close()
 		}
 	}()
+	if cfg.Gateways > 1 {
+		if err := r.openStore(ctx); err != nil {
+			return r, err
+		}
+	}
 	for n := range cfg.Gateways {
 		p, err := r.newPart(ctx, fmt.Sprint("gateway-", n), gateway)
 		if err != nil {
@@ -116,6 +123,21 @@ func startRig(ctx context.Context, cfg Config) (r *rig, err error) {
 		case <-time.After(pollTime):
 		}
 	}
+}
+
+// openStore starts the etcd of several gateways, and makes the authority that they have together.
+func (r *rig) openStore(ctx context.Context) (err error) {
+	ip := loopback().ip
+	if r.cfg.Namespaces {
+		ip = "0.0.0.0" // hosts reach it at their gates
+		if err := command(ctx, "", "ip", "link", "set", "lo", "up"); err != nil {
+			return err
+		}
+	}
+	if r.store, err = etcd.Open(filepath.Join(r.dir, "etcd"), ip); err != nil {
+		return err
+	}
+	return command(ctx, "", filepath.Join(r.root, "bin", "tandem"), "certs", "init", "--authority", r.authority())
 }
 
 // pollTime is the pause between two looks at the cluster: more of it finds later that a fault is healed.
@@ -198,9 +220,19 @@ func (r *rig) startGateway(p *part) error {
 		return err
 	}
 	args := []string{"gateway", "--host", p.host.ip, "--port", strconv.Itoa(port), "--grpc-port=-1",
-		"--registry-listen", p.address, "--authority", r.authority(), "--join-token-output", r.token(),
+		"--registry-listen", p.address, "--authority", r.authority(),
 		"--model", r.model(targetModel), "--prefill-drafter", r.model(scorerModel),
 		"--api-key", apiKey, "--log-level", "info"}
+	if len(r.of(gateway)) == 1 { // one token is for all gateways
+		args = append(args, "--join-token-output", r.token())
+	}
+	if r.store != nil {
+		_, port, err := net.SplitHostPort(r.store.Endpoint)
+		if err != nil {
+			return err
+		}
+		args = append(args, "--registry", "etcd://"+net.JoinHostPort(p.host.gate(), port)+"/faults")
+	}
 	args = append(args, r.cfg.GatewayArgs...)
 	p.clients = net.JoinHostPort(p.host.ip, strconv.Itoa(port))
 	running := make(chan error, 1)
@@ -399,6 +431,9 @@ func (r *rig) close() {
 		}
 	}
 	r.group.Wait()
+	if r.store != nil {
+		r.store.Stop()
+	}
 	for _, h := range r.hosts {
 		h.close()
 	}
