@@ -34,7 +34,7 @@ func main() {
 	flag.Uint64Var(&cfg.Seed, "seed", 1, "of faults and clients")
 	flag.IntVar(&cfg.Clients, "clients", 3, "streams at a time")
 	flag.IntVar(&cfg.Tokens, "tokens", 200, "tokens of an answer")
-	flag.IntVar(&cfg.Gateways, "gateways", 2, "gateways of the cluster; several share an etcd of this program")
+	flag.IntVar(&cfg.Gateways, "gateways", 2, "gateways of the cluster; several share an etcd inside this program")
 	flag.DurationVar(&cfg.GatewayPause, "gateway-pause", 100*time.Millisecond, "time before a gateway is started again")
 	flag.DurationVar(&cfg.HangTimeout, "hang-timeout", time.Second, "--hang-timeout of workers")
 	flag.Float64Var(&cfg.Slack, "slack", 1, "factor of the limits of pauses, for busy machines")

@@ -171,7 +171,7 @@ func (c *Client) Run(ctx context.Context) error {
 		} else if c.failed != nil {
 			c.failed()
 		}
-		// A gateway that ends tells its workers to end as well, and one that starts may do so after them: that is no news.
+		// A gateway that starts may do so after its workers: that is no news.
 		level := zap.DebugLevel
 		if status.Code(err) == codes.FailedPrecondition || !warned && time.Since(alone) >= warnAfter {
 			level, warned = zap.WarnLevel, true
@@ -368,7 +368,7 @@ func beatPeriod(l *tandemv1.Lease) time.Duration {
 
 // sameLease compares leases without heartbeat_seq, which changes with every message.
 func sameLease(a, b *tandemv1.Lease) bool {
-	if a.GetEpoch() != b.GetEpoch() || a.GetDrain() != b.GetDrain() || a.GetLeaseTtlMs() != b.GetLeaseTtlMs() ||
+	if a.GetEpoch() != b.GetEpoch() || a.GetLeaseTtlMs() != b.GetLeaseTtlMs() ||
 		a.GetAdmission() != b.GetAdmission() || len(a.GetPeers()) != len(b.GetPeers()) ||
 		a.GetGateway() != b.GetGateway() || !sameGateways(a.GetGateways(), b.GetGateways()) {
 		return false

@@ -215,24 +215,3 @@ func TestMembershipSameDrafts(t *testing.T) {
 		c["new"].stop()
 	})
 }
-
-// TestMembershipDrain: a gateway that ends its worker is heard whichever it is.
-func TestMembershipDrain(t *testing.T) {
-	racetest.Bubble(t, func(t *testing.T) {
-		c := cluster{"a": newHub(ServerConfig{}), "b": newHub(ServerConfig{})}
-		c.tell("a", "b")
-		w := visit(t, c, target("t1"), "a", "b")
-		defer w.stop()
-		linger()
-		c["b"].srv.Drain()
-		linger()
-		w.mu.Lock()
-		drain := w.lease.GetDrain()
-		w.mu.Unlock()
-		if !drain {
-			t.Error("the worker was not told")
-		}
-		c["a"].stop()
-		c["b"].stop()
-	})
-}

@@ -74,7 +74,7 @@ type Server struct {
 	oldest   uint64            // the highest epoch of those that were forgotten: who comes back gets a higher one
 	limits   limits
 	watchers map[chan struct{}]struct{}
-	draining bool
+	ending   bool
 	others   others
 }
 
@@ -368,7 +368,7 @@ func (s *Server) remove(e *entry, err error) {
 	s.assign()
 	s.notify()
 	level := zap.WarnLevel
-	if e.w.Drained || s.draining {
+	if e.w.Drained || s.ending {
 		level = zap.InfoLevel
 	}
 	s.log.Log(level, "worker left", zap.String(telemetry.KeyWorker, e.w.ID),
@@ -400,7 +400,7 @@ func (s *Server) lease(e *entry, seq uint64) *tandemv1.JoinResponse {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := &tandemv1.Lease{
-		LeaseTtlMs: int32(s.cfg.LeaseTTL.Milliseconds()), Epoch: e.w.Epoch, Drain: s.draining, HeartbeatSeq: seq,
+		LeaseTtlMs: int32(s.cfg.LeaseTTL.Milliseconds()), Epoch: e.w.Epoch, HeartbeatSeq: seq,
 		Admission: e.admission.asked, Gateway: s.others.self, Gateways: s.others.gateways,
 	}
 	for _, id := range e.drafts {
@@ -460,15 +460,11 @@ func (s *Server) Watch() (<-chan struct{}, func()) {
 	}
 }
 
-// Drain asks all workers to accept no new work.
-func (s *Server) Drain() {
+// Ends says that the gateway ends: that workers lose their streams is no news then.
+func (s *Server) Ends() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.draining = true
-	for _, e := range s.workers {
-		poke(e)
-	}
-	s.notify()
+	s.ending = true
 }
 
 // notify wakes the watchers; the caller holds mu.

@@ -6,6 +6,7 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/registry"
 	"go.uber.org/zap"
+	"google.golang.org/protobuf/encoding/prototext"
 )
 
 // TestAdmission: a worker does what it is asked once, whichever of its gateways asks, and heartbeats say what holds.
@@ -50,5 +51,20 @@ func TestAdmission(t *testing.T) {
 		if h := n.heartbeat(); (h.State == registry.StateDraining) != step.held || ended() != step.ends {
 			t.Errorf("step %d: %s, ends %v", i, h.State, ended())
 		}
+	}
+}
+
+// TestGatewayEnds: gateways of earlier versions tell their workers to drain when they end. A worker takes work all the
+// same: of other gateways, and of the one that is started again.
+func TestGatewayEnds(t *testing.T) {
+	l := &tandemv1.Lease{}
+	if err := prototext.Unmarshal([]byte("epoch: 1 drain: true"), l); err != nil {
+		t.Fatal(err)
+	}
+	n := &node{worker: counting{}, log: zap.NewNop(), end: make(chan struct{})}
+	n.complete.Store(true)
+	n.lease(l)
+	if h := n.heartbeat(); h.State == registry.StateDraining {
+		t.Error("the worker drains")
 	}
 }

@@ -392,10 +392,6 @@ func (n *node) heartbeat() *tandemv1.Heartbeat {
 }
 
 func (n *node) lease(l *tandemv1.Lease) {
-	if l.GetDrain() {
-		n.log.Info("draining on the gateway's request")
-		n.beginDrain()
-	}
 	n.admit(l.GetGateway(), l.GetAdmission())
 	n.worker.Lease(l)
 }

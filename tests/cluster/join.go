@@ -70,6 +70,9 @@ func (j *Joined) Find(name string) int {
 // Log is the end of what the worker wrote.
 func (j *Joined) Log() string { return j.tail.String() }
 
+// Wait waits until the worker has ended by itself; the error tells a status other than 0.
+func (j *Joined) Wait() error { return j.cmd.Wait() }
+
 // Close ends the worker and removes its directory.
 func (j *Joined) Close() {
 	_ = j.cmd.Process.Signal(syscall.SIGTERM)

@@ -1,8 +1,9 @@
-// Package etcd runs an etcd inside a test or benchmark.
+// Package etcd runs an etcd inside a test or a measurement.
 package etcd
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/url"
 	"testing"
@@ -23,7 +24,7 @@ type Server struct {
 // Start runs an etcd until the test ends.
 func Start(t testing.TB) *Server {
 	t.Helper()
-	s, err := Open(t.TempDir())
+	s, err := Open(t.TempDir(), "127.0.0.1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,19 +32,21 @@ func Start(t testing.TB) *Server {
 	return s
 }
 
-// Open runs an etcd on this host that keeps its files in dir, until Stop.
-func Open(dir string) (*Server, error) {
+// Open runs an etcd with its files in a folder. Clients reach it at an address of this host.
+func Open(dir, ip string) (*Server, error) {
 	c := embed.NewConfig()
 	c.Dir, c.LogLevel, c.LogOutputs = dir, "fatal", []string{"stderr"}
 	c.UnsafeNoFsync = true // what a test writes need not outlive the machine
-	peer, err := free()
+	hosts, err := free(2)
 	if err != nil {
 		return nil, err
 	}
-	client, err := free()
+	_, port, err := net.SplitHostPort(hosts[1])
 	if err != nil {
 		return nil, err
 	}
+	peer := url.URL{Scheme: "http", Host: hosts[0]}
+	client := url.URL{Scheme: "http", Host: net.JoinHostPort(ip, port)}
 	c.ListenPeerUrls, c.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
 	c.ListenClientUrls, c.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
 	c.InitialCluster = c.InitialClusterFromName(c.Name)
@@ -64,7 +67,7 @@ func (s *Server) Again(t testing.TB) {
 func (s *Server) run() error {
 	e, err := embed.StartEtcd(s.config)
 	if err != nil {
-		return err
+		return fmt.Errorf("etcd: %w", err)
 	}
 	s.etcd = e
 	select {
@@ -72,10 +75,10 @@ func (s *Server) run() error {
 		return nil
 	case err = <-e.Err():
 	case <-time.After(time.Minute):
-		err = errors.New("etcd does not start")
+		err = errors.New("it does not start")
 	}
 	s.Stop()
-	return err
+	return fmt.Errorf("etcd: %w", err)
 }
 
 // Stop ends the etcd as far as it runs.
@@ -86,12 +89,15 @@ func (s *Server) Stop() {
 	}
 }
 
-// free is an address that nobody has at the moment.
-func free() (url.URL, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return url.URL{}, err
+// free are addresses that nobody has at the moment.
+func free(n int) (at []string, err error) {
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		defer l.Close()
+		at = append(at, l.Addr().String())
 	}
-	defer l.Close()
-	return url.URL{Scheme: "http", Host: l.Addr().String()}, nil
+	return at, nil
 }

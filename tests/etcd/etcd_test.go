@@ -92,11 +92,11 @@ func TestAway(t *testing.T) {
 
 // TestNobodyThere: an etcd that cannot be reached is an error in a few seconds that names its address.
 func TestNobodyThere(t *testing.T) {
-	address, err := free()
+	addresses, err := free(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err = etcdstore.Open(t.Context(), etcdstore.Config{Endpoints: []string{address.Host}}); err == nil {
+	if _, err = etcdstore.Open(t.Context(), etcdstore.Config{Endpoints: addresses}); err == nil {
 		t.Fatal("opened")
 	}
 	t.Log(err)

@@ -10,6 +10,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -28,7 +29,8 @@ type Config struct {
 	// Clients stream at a time; answers of Tokens each.
 	Clients, Tokens int
 	// Asks is the number of different requests; 0 = all.
-	Asks     int
+	Asks int
+	// Gateways share an etcd of this process when they are several.
 	Gateways int
 	// GatewayArgs are added to the command line of gateways.
 	GatewayArgs []string
@@ -132,7 +134,8 @@ func (r *rig) campaign(ctx context.Context, notes *history.Recorder, out *Result
 		began := time.Now()
 		healing, stop := context.WithTimeout(ctx, healTime)
 		err := r.fail(healing, k, rng, func(p *part) {
-			notes.Add(history.Record{Kind: history.Fault, Fault: i + 1, Type: k.String(), Part: p.name})
+			notes.Add(history.Record{Kind: history.Fault, Fault: i + 1, Type: k.String(), Part: p.name,
+				Gateway: max(0, slices.Index(r.of(gateway), p))})
 		})
 		stop()
 		if ctx.Err() != nil {

@@ -1,6 +1,7 @@
 package faults
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,6 +37,7 @@ const (
 type part struct {
 	name, role string
 	dir        string // TMPDIR of its processes
+	programs   string // folder of its program; empty = bin of the checkout
 	host       *host
 	address    string // where others of the cluster reach it, without its link
 	// clients is where a gateway serves them.
@@ -49,18 +51,16 @@ type part struct {
 	cmd *exec.Cmd
 }
 
-// rig is a cluster of separate processes: gateways, which share an etcd where there are several, a target, a target of
-// two stages, a draft and a scorer, each behind links. Workers run under their own supervisors, gateways are started
-// again by the rig.
+// rig is a cluster of separate processes: gateways, a target, a target of two stages, a draft and a scorer, each behind
+// links. Workers run under their own supervisors, gateways are started again by the rig.
 type rig struct {
 	cfg   Config
 	root  string
 	dir   string
 	hosts []*host
 	parts []*part
-	links uint64 // made so far
-	// store is what several gateways share; it does not fail. nil = there is one gateway.
-	store *etcd.Server
+	links uint64       // made so far
+	store *etcd.Server // of several gateways
 	group sync.WaitGroup
 	// ending is closed when gateways are not started again.
 	ending chan struct{}
@@ -95,17 +95,16 @@ func startRig(ctx context.Context, cfg Config) (r *rig, err error) {
 			r.close()
 		}
 	}()
-	for n := range cfg.Gateways {
-		if _, err := r.newPart(ctx, fmt.Sprint("gateway-", n), gateway); err != nil {
+	if cfg.Gateways > 1 {
+		if err := r.openStore(ctx); err != nil {
 			return r, err
 		}
 	}
-	if cfg.Gateways > 1 {
-		if r.store, err = etcd.Open(filepath.Join(dir, "etcd")); err != nil {
-			return r, fmt.Errorf("etcd: %w", err)
+	for n := range cfg.Gateways {
+		p, err := r.newPart(ctx, fmt.Sprint("gateway-", n), gateway)
+		if err != nil {
+			return r, err
 		}
-	}
-	for _, p := range r.of(gateway) {
 		if err := r.startGateway(p); err != nil {
 			return r, err
 		}
@@ -124,6 +123,21 @@ func startRig(ctx context.Context, cfg Config) (r *rig, err error) {
 		case <-time.After(pollTime):
 		}
 	}
+}
+
+// openStore starts the etcd of several gateways, and makes the authority that they have together.
+func (r *rig) openStore(ctx context.Context) (err error) {
+	ip := loopback().ip
+	if r.cfg.Namespaces {
+		ip = "0.0.0.0" // hosts reach it at their gates
+		if err := command(ctx, "", "ip", "link", "set", "lo", "up"); err != nil {
+			return err
+		}
+	}
+	if r.store, err = etcd.Open(filepath.Join(r.dir, "etcd"), ip); err != nil {
+		return err
+	}
+	return command(ctx, "", filepath.Join(r.root, "bin", "tandem"), "certs", "init", "--authority", r.authority())
 }
 
 // pollTime is the pause between two looks at the cluster: more of it finds later that a fault is healed.
@@ -206,16 +220,18 @@ func (r *rig) startGateway(p *part) error {
 		return err
 	}
 	args := []string{"gateway", "--host", p.host.ip, "--port", strconv.Itoa(port), "--grpc-port=-1",
-		"--registry-listen", p.address, "--authority", r.authority(), "--join-token-output", r.token(),
+		"--registry-listen", p.address, "--authority", r.authority(),
 		"--model", r.model(targetModel), "--prefill-drafter", r.model(scorerModel),
 		"--api-key", apiKey, "--log-level", "info"}
+	if len(r.of(gateway)) == 1 { // one token is for all gateways
+		args = append(args, "--join-token-output", r.token())
+	}
 	if r.store != nil {
-		l, err := r.link(p, r.store.Endpoint)
+		_, port, err := net.SplitHostPort(r.store.Endpoint)
 		if err != nil {
 			return err
 		}
-		p.out = append(p.out, l)
-		args = append(args, "--registry", "etcd://"+l.Address())
+		args = append(args, "--registry", "etcd://"+net.JoinHostPort(p.host.gate(), port)+"/faults")
 	}
 	args = append(args, r.cfg.GatewayArgs...)
 	p.clients = net.JoinHostPort(p.host.ip, strconv.Itoa(port))
@@ -245,7 +261,8 @@ const apiKey = "campaign"
 
 // start runs a program of bin/ on the host of a part. The channel is closed when it has ended.
 func (r *rig) start(p *part, program string, args ...string) (ended chan struct{}, err error) {
-	line := p.host.inside(append([]string{filepath.Join(r.root, "bin", program)}, args...)...)
+	line := p.host.inside(append([]string{filepath.Join(cmp.Or(p.programs, filepath.Join(r.root, "bin")), program)},
+		args...)...)
 	cmd := exec.Command(line[0], line[1:]...)
 	cmd.Env = append(os.Environ(), "TMPDIR="+p.dir, "XDG_CACHE_HOME="+filepath.Join(r.dir, "cache"),
 		"XDG_CONFIG_HOME="+p.dir)

@@ -298,9 +298,7 @@ func (a *App) shutdown() {
 		_ = a.httpServer.Close()
 	}
 	a.responses.Wait(last)
-	if a.alone() {
-		a.registry.Drain() // else the workers serve the other gateways
-	}
+	a.registry.Ends()
 	a.registryServer.Stop()
 }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"sync"
 	"sync/atomic"
 
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
@@ -24,12 +25,13 @@ type models struct {
 
 	target atomic.Pointer[model.Model]
 	scorer atomic.Pointer[tokenizer.Tokenizer]
+	tried  chan struct{} // closed when a worker's model was loaded for the first time, or could not be
 	// What is loaded, to notice changes; used by run's goroutine only.
 	targetDigest, scorerPath string
 }
 
 func newModels(cfg Config, version string, c *cluster.Cluster, log *zap.Logger) *models {
-	return &models{cfg: cfg, version: version, cluster: c, log: log}
+	return &models{cfg: cfg, version: version, cluster: c, log: log, tried: make(chan struct{})}
 }
 
 // loadConfigured reads the files that the configuration names.
@@ -76,10 +78,27 @@ func (m *models) served() (*model.Model, error) {
 		"no model is loaded: no target worker has joined, or its model file cannot be read here")
 }
 
+// await is served for requests: while no target has ever been ready, it waits for one as others wait for a slot.
+func (m *models) await(ctx context.Context) (*model.Model, error) {
+	if mod, err := m.served(); err == nil {
+		return mod, nil
+	}
+	if err := m.cluster.Targets.Await(ctx, cluster.Demand{}); err != nil {
+		return nil, cmp.Or(context.Cause(ctx), err)
+	}
+	select {
+	case <-m.tried:
+		return m.served()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
 func (m *models) scorerTokenizer() *tokenizer.Tokenizer { return m.scorer.Load() }
 
 // run follows the cluster until ctx is done.
 func (m *models) run(ctx context.Context) error {
+	var once sync.Once
 	for {
 		target, scorer, changed := m.cluster.Active()
 		if target != nil {
@@ -96,6 +115,7 @@ func (m *models) run(ctx context.Context) error {
 						zap.NamedError(telemetry.KeyErr, err))
 				}
 			}
+			once.Do(func() { close(m.tried) })
 		}
 		if path := scorer.GetPath(); path != "" && path != m.scorerPath && m.cfg.PrefillDrafter == "" {
 			m.scorerPath = path

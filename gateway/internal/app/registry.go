@@ -171,9 +171,6 @@ func (a *App) workersReach() string {
 	return a.registryLis.Addr().String()
 }
 
-// alone reports whether no other gateway would keep the workers when this one ends.
-func (a *App) alone() bool { return a.node == nil || len(a.node.All()) == 1 }
-
 // storeAway says what does not work while the gateways' store is away, empty while it is there.
 func (a *App) storeAway() string {
 	if a.link == nil {

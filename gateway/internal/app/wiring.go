@@ -200,8 +200,8 @@ func (a *App) wire() error {
 		Keepalive: seconds(cfg.SSEKeepaliveS), RequestTimeout: seconds(cfg.RequestTimeoutS),
 		QueuedHeaders: seconds(cfg.QueuedHeadersS), ImagePlaceholder: cfg.ImagePolicy == imagesReplaced,
 		IsolateCache: cfg.CacheIsolation == cacheByKey, ReadAhead: cfg.ReadAhead == "on",
-	}, turn.Deps{Model: a.models.served, Generator: gen, Compressor: pflash, Budgets: limits, Memory: a.memory,
-		Ahead: a.cluster.Targets, Logger: a.log.Named("turn")})
+	}, turn.Deps{Model: a.models.served, Await: a.models.await, Generator: gen, Compressor: pflash, Budgets: limits,
+		Memory: a.memory, Ahead: a.cluster.Targets, Logger: a.log.Named("turn")})
 	a.turns = turns
 	dialect := openai.New(openai.Config{StreamUsageDefault: cfg.StreamUsageDefault}, openai.Deps{Turn: turns})
 	secret, err := a.sealKey()

@@ -60,11 +60,13 @@ func New(cfg Config, deps Deps) *Cluster {
 	if deps.Logger == nil {
 		deps.Logger = zap.NewNop()
 	}
-	return &Cluster{
+	c := &Cluster{
 		Targets: NewPool(cfg.Targets), Scorers: NewPool(cfg.Scorers), reg: deps.Registry,
 		log: deps.Logger, dial: deps.DialOptions, cred: deps.Credentials,
 		changed: make(chan struct{}), odd: map[string]bool{},
 	}
+	c.Targets.lastReady, c.Scorers.lastReady = time.Now(), time.Now()
+	return c
 }
 
 // Run follows the registry until ctx is done, then closes the connections.
@@ -251,7 +253,7 @@ func (p *Pool) update(list []registry.Worker, connect func(registry.Worker) *grp
 		}
 	}
 	if p.anyReady() {
-		p.lastReady, p.lastCtx = now, p.longest()
+		p.known, p.lastReady, p.lastCtx = true, now, p.longest()
 	}
 	p.attend(now)
 	p.dispatch(now)

@@ -26,7 +26,8 @@ type PoolConfig struct {
 	MaxQueue int
 	// QueueTimeout is the longest wait for a first slot; 0 = no limit.
 	QueueTimeout time.Duration
-	// Grace is how long new requests still wait after the last ready worker went away, in the hope that it restarts.
+	// Grace is how long new requests still wait after the last ready worker went away, in the hope that it restarts, and
+	// after the start, in the hope that workers join.
 	Grace time.Duration
 	// Absence is how long requests wait for a first slot while no worker is there, not even one that starts; 0 = as long
 	// as for a slot.
@@ -45,7 +46,8 @@ type Pool struct {
 	shares    map[string]*share
 	grants    uint64
 	seq       uint64
-	lastReady time.Time
+	lastReady time.Time   // that of the start while no worker was ready yet
+	known     bool        // a worker was ready
 	absent    time.Time   // since when no worker is there; zero while there is one
 	absence   *time.Timer // ends the waiting of requests then
 	lastCtx   int         // longest context while a worker was ready
@@ -171,7 +173,7 @@ func (p *Pool) check(now time.Time) error {
 	if p.draining {
 		return reqerr.Draining()
 	}
-	if !p.anyReady() && (p.lastReady.IsZero() || now.Sub(p.lastReady) > p.cfg.Grace || p.gaveUp(now)) {
+	if !p.anyReady() && (now.Sub(p.lastReady) >= p.cfg.Grace || p.gaveUp(now)) {
 		return reqerr.NoWorker("no worker is ready")
 	}
 	if p.full() {
@@ -267,6 +269,27 @@ func (p *Pool) Submit(d Demand) (*Ticket, error) {
 		t.timer = time.AfterFunc(p.cfg.QueueTimeout, func() { p.expire(t) })
 	}
 	return t, nil
+}
+
+// Await waits, in the queue, until a worker has been ready for the first time: before, nobody knows how long prompts
+// may be, nor perhaps what the model is.
+func (p *Pool) Await(ctx context.Context, d Demand) error {
+	p.mu.Lock()
+	known := p.known
+	p.mu.Unlock()
+	if known {
+		return p.Check()
+	}
+	ticket, err := p.Submit(Demand{Share: d.Share, Priority: d.Priority})
+	if err != nil {
+		return err
+	}
+	defer ticket.Close()
+	slot, err := ticket.Slot(ctx)
+	if err == nil {
+		slot.Release()
+	}
+	return err
 }
 
 // expire ends the wait of a request that got no slot in time.

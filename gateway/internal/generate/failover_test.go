@@ -28,14 +28,16 @@ func TestFailover(t *testing.T) {
 		token     int
 		times     int32
 		err       error
+		attempts  int
 		fails     bool
 		committed int
 	}{
-		{"before the first token", 0, 1, gone, false, 0},
-		{"before the first token, twice", 0, 2, broken, true, 0},
-		{"after some tokens", 5, 1, gone, false, 5},
-		{"after some tokens, device fault", 3, 1, broken, false, 3},
-		{"without progress", 4, 99, broken, true, 4},
+		{"before the first token", 0, 1, gone, 2, false, 0},
+		{"before the first token, three times", 0, 3, broken, 4, false, 0},
+		{"before the first token, every time", 0, 99, broken, 4, true, 0},
+		{"after some tokens", 5, 1, gone, 2, false, 5},
+		{"after some tokens, device fault", 3, 1, broken, 2, false, 3},
+		{"without progress", 4, 99, broken, 4, true, 4},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := start(t, generate.Config{FailoverTimeout: 5 * time.Second})
@@ -47,8 +49,8 @@ func TestFailover(t *testing.T) {
 				t.Fatal(got.err)
 			}
 			reqs := append(a.Requests(), b.Requests()...)
-			if len(reqs) != 2 && tt.token != 4 {
-				t.Fatalf("%d attempts, want 2", len(reqs))
+			if len(reqs) != tt.attempts {
+				t.Fatalf("%d attempts, want %d", len(reqs), tt.attempts)
 			}
 			if tt.fails {
 				if rpcerr.Reason(got.err) != reqerr.ReasonWorkerFailed {
@@ -59,8 +61,8 @@ func TestFailover(t *testing.T) {
 			if got.texts[0] != text {
 				t.Errorf("content %q, want %q", got.texts[0], text)
 			}
-			if len(a.Requests()) != 1 || len(b.Requests()) != 1 {
-				t.Errorf("%d attempts on a, %d on b, want one each", len(a.Requests()), len(b.Requests()))
+			if len(a.Requests()) != tt.attempts/2 || len(b.Requests()) != tt.attempts/2 {
+				t.Errorf("%d attempts on a, %d on b, want as many on each", len(a.Requests()), len(b.Requests()))
 			}
 			second := b.Requests()[0]
 			if len(second.GetCommittedTokens()) != tt.committed || second.GetSampling().GetSeed() != 3 {
@@ -68,6 +70,36 @@ func TestFailover(t *testing.T) {
 					second.GetSampling().GetSeed(), tt.committed)
 			}
 		})
+	}
+}
+
+// TestStepsThatBreakWorkers: a request that brings its worker down some steps after each takeover ends before it has done
+// so with many; failures far from each other are no reason to give up.
+func TestStepsThatBreakWorkers(t *testing.T) {
+	broken := status.Error(codes.Internal, "device fault")
+	text := strings.Repeat("one two three four five six seven eight ", 20)
+	for _, tt := range []struct {
+		steps int
+		fails bool
+	}{{3, true}, {40, false}} {
+		r := start(t, generate.Config{FailoverTimeout: 5 * time.Second})
+		var asked atomic.Int32
+		dies := func(req *tandemv1.DecodeRequest, stream tandemv1.TargetService_DecodeServer) error {
+			asked.Add(1)
+			return gatewaytest.DieAt(r.Tokenizer, text, len(req.GetCommittedTokens())+tt.steps, 1, broken)(req, stream)
+		}
+		for _, id := range []string{"a", "b", "c", "d", "e", "f"} { // one that failed is not asked again for a second
+			r.Target(gatewaytest.WorkerOptions{ID: id, Decode: dies})
+		}
+		req := r.request()
+		req.MaxTokens, req.MaxTokensGiven = 1000, true
+		got := r.run(t.Context(), req)
+		if (got.err != nil) != tt.fails {
+			t.Fatalf("every %d tokens: %v", tt.steps, got.err)
+		}
+		if n := asked.Load(); tt.fails && n != 4 || !tt.fails && (n < 5 || got.texts[0] != text) {
+			t.Errorf("every %d tokens: %d attempts, %q", tt.steps, n, got.texts[0])
+		}
 	}
 }
 

@@ -56,6 +56,8 @@ type Deps struct {
 type Targets interface {
 	// Check reports, without waiting, whether a request could be queued now.
 	Check() error
+	// Await waits for the first worker; afterwards it is Check.
+	Await(ctx context.Context, d cluster.Demand) error
 	// Submit puts a request into the queue; the caller closes the ticket.
 	Submit(d cluster.Demand) (*cluster.Ticket, error)
 	// Others reports whether a worker takes work that is none of avoid.
@@ -216,7 +218,7 @@ func (r *run) fail(ctx context.Context, err error) error {
 // prepare compresses prompts, checks lengths and makes the jobs.
 func (r *run) prepare(ctx context.Context) ([]job, error) {
 	// A request that cannot be queued should not keep a scorer busy first.
-	if err := r.g.targets.Check(); err != nil {
+	if err := r.g.targets.Await(ctx, cluster.Demand{Share: r.req.Share, Priority: r.req.Priority}); err != nil {
 		return nil, err
 	}
 	limit := r.req.Model.Limit(r.g.targets.MaxContext())

@@ -27,8 +27,13 @@ import (
 // Attempts of one choice. A worker that refuses before it admits costs none: the choice only waits for a better place,
 // within the failover timeout.
 const (
-	// maxFailures without progress: the first try and one retry.
-	maxFailures = 2
+	// maxFailures at one place of the text: the first try and three more. Workers may be lost one after the other for
+	// reasons of their own, as when all are replaced while a long prompt is read. A request that itself brings workers
+	// down must end before it has done so with many.
+	maxFailures = 4
+	// onePlace is the number of tokens within which failures are at one place: a request may bring a worker down some
+	// steps after it has begun there.
+	onePlace = 32
 )
 
 // stream is one choice on its way through one or more workers.
@@ -68,10 +73,9 @@ type stream struct {
 
 // run returns the choice as far as it came, and an error when it did not end by itself.
 func (s *stream) run(ctx context.Context, slot *cluster.Slot) (*Choice, error) {
-	failures := 0
+	failures, place := 0, 0
 	var lostAt time.Time
 	for {
-		before := len(s.committed)
 		s.admitted = false
 		next, err := s.attempt(ctx, slot)
 		if errors.Is(err, errMoved) {
@@ -87,8 +91,14 @@ func (s *stream) run(ctx context.Context, slot *cluster.Slot) (*Choice, error) {
 			slot.Release()
 			return s.finish(), nil
 		}
-		if len(s.committed) > before {
-			failures, lostAt = 0, time.Time{}
+		if s.admitted {
+			lostAt = time.Time{}
+		}
+		if len(s.committed) >= place+onePlace {
+			failures = 0
+		}
+		if failures == 0 {
+			place = len(s.committed)
 		}
 		var again bool
 		if again, failures = s.judge(ctx, slot, err, failures); !again {

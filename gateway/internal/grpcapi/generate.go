@@ -29,7 +29,7 @@ func (s *Service) Generate(in *tandemv1.GenerateRequest, stream tandemv1.Inferen
 	if s.draining != nil && s.draining() {
 		return rpcerr.Draining
 	}
-	m, err := s.served(in.GetModel())
+	m, err := s.served(ctx, in.GetModel())
 	if err != nil {
 		return err
 	}

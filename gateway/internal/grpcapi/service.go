@@ -86,8 +86,8 @@ func New(cfg Config, deps Deps) *Service {
 }
 
 // served returns the model a request names.
-func (s *Service) served(name string) (*model.Model, error) {
-	m, err := s.turn.Model()
+func (s *Service) served(ctx context.Context, name string) (*model.Model, error) {
+	m, err := s.turn.Await(ctx)
 	if err != nil {
 		return nil, toRPC(err)
 	}
@@ -99,7 +99,7 @@ func (s *Service) served(name string) (*model.Model, error) {
 
 // Tokenize implements the service.
 func (s *Service) Tokenize(ctx context.Context, req *tandemv1.TokenizeRequest) (*tandemv1.TokenizeResponse, error) {
-	m, err := s.served(req.GetModel())
+	m, err := s.served(ctx, req.GetModel())
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +126,7 @@ func (s *Service) Tokenize(ctx context.Context, req *tandemv1.TokenizeRequest) (
 // Detokenize implements the service.
 func (s *Service) Detokenize(ctx context.Context, req *tandemv1.DetokenizeRequest) (*tandemv1.DetokenizeResponse,
 	error) {
-	m, err := s.served(req.GetModel())
+	m, err := s.served(ctx, req.GetModel())
 	if err != nil {
 		return nil, err
 	}

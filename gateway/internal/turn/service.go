@@ -43,6 +43,8 @@ type Config struct {
 type Deps struct {
 	// Model returns the served model or the error that a request gets while there is none.
 	Model func() (*model.Model, error)
+	// Await is Model for requests: it waits for the first model of a gateway that has just started. nil = Model.
+	Await func(ctx context.Context) (*model.Model, error)
 	// Generator may be nil where requests are only parsed and rendered.
 	Generator Generator
 	// Compressor may be nil: then compression is off.
@@ -98,6 +100,7 @@ const MaxTokenize = 16 << 20
 type Service struct {
 	cfg        Config
 	model      func() (*model.Model, error)
+	await      func(ctx context.Context) (*model.Model, error)
 	generator  Generator
 	compressor Compressor
 	budgets    Budgets
@@ -115,14 +118,20 @@ func New(cfg Config, deps Deps) *Service {
 	if !cfg.ReadAhead {
 		deps.Ahead = nil
 	}
+	if deps.Await == nil {
+		deps.Await = func(context.Context) (*model.Model, error) { return deps.Model() }
+	}
 	return &Service{
-		cfg: cfg, model: deps.Model, generator: deps.Generator, compressor: deps.Compressor, budgets: deps.Budgets,
+		cfg: cfg, model: deps.Model, await: deps.Await, generator: deps.Generator, compressor: deps.Compressor, budgets: deps.Budgets,
 		memory: deps.Memory, ahead: deps.Ahead, expected: make(chan *expectation, mostExpected), log: deps.Logger,
 	}
 }
 
 // Model returns the served model or the error that a request gets while there is none.
 func (s *Service) Model() (*model.Model, error) { return s.model() }
+
+// Await is Model, after a wait for the first model of a gateway that has just started.
+func (s *Service) Await(ctx context.Context) (*model.Model, error) { return s.await(ctx) }
 
 // MaxContext is the longest context in tokens that workers offer, 0 = unknown.
 func (s *Service) MaxContext() int { return s.generator.MaxContext() }
@@ -139,7 +148,7 @@ func (s *Service) Read(r *http.Request) (o reqjson.Object, m *model.Model, name 
 	if name, _, err = o.String("model"); err != nil {
 		return o, nil, "", err
 	}
-	if m, err = s.model(); err != nil {
+	if m, err = s.await(r.Context()); err != nil {
 		return o, nil, "", err
 	}
 	CallFrom(r.Context()).Model = m.Name

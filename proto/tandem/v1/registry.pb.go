@@ -1352,7 +1352,10 @@ type Lease struct {
 	Epoch uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// For targets: the drafts it may use. Empty for other roles.
 	Peers []*Peer `protobuf:"bytes,3,rep,name=peers,proto3" json:"peers,omitempty"`
-	// The gateway wants no new work to be accepted.
+	// Gateways of earlier versions send it when they end. Workers do not heed it: the cluster may have other gateways, and
+	// one that is started again finds its workers as it left them.
+	//
+	// Deprecated: Marked as deprecated in tandem/v1/registry.proto.
 	Drain        bool   `protobuf:"varint,4,opt,name=drain,proto3" json:"drain,omitempty"`
 	HeartbeatSeq uint64 `protobuf:"varint,5,opt,name=heartbeat_seq,json=heartbeatSeq,proto3" json:"heartbeat_seq,omitempty"`
 	// Id of the gateway, and all gateways of its cluster, this one too, those that are there longest first. A worker
@@ -1418,6 +1421,7 @@ func (x *Lease) GetPeers() []*Peer {
 	return nil
 }
 
+// Deprecated: Marked as deprecated in tandem/v1/registry.proto.
 func (x *Lease) GetDrain() bool {
 	if x != nil {
 		return x.Drain
@@ -1695,13 +1699,13 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"\x04rows\x18\x01 \x01(\x05R\x04rows\x12\x0e\n" +
 	"\x02ms\x18\x02 \x01(\x01R\x02ms\"6\n" +
 	"\fJoinResponse\x12&\n" +
-	"\x05lease\x18\x01 \x01(\v2\x10.tandem.v1.LeaseR\x05lease\"\x9f\x02\n" +
+	"\x05lease\x18\x01 \x01(\v2\x10.tandem.v1.LeaseR\x05lease\"\xa3\x02\n" +
 	"\x05Lease\x12 \n" +
 	"\flease_ttl_ms\x18\x01 \x01(\x05R\n" +
 	"leaseTtlMs\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12%\n" +
-	"\x05peers\x18\x03 \x03(\v2\x0f.tandem.v1.PeerR\x05peers\x12\x14\n" +
-	"\x05drain\x18\x04 \x01(\bR\x05drain\x12#\n" +
+	"\x05peers\x18\x03 \x03(\v2\x0f.tandem.v1.PeerR\x05peers\x12\x18\n" +
+	"\x05drain\x18\x04 \x01(\bB\x02\x18\x01R\x05drain\x12#\n" +
 	"\rheartbeat_seq\x18\x05 \x01(\x04R\fheartbeatSeq\x12\x18\n" +
 	"\agateway\x18\x06 \x01(\tR\agateway\x12.\n" +
 	"\bgateways\x18\a \x03(\v2\x12.tandem.v1.GatewayR\bgateways\x122\n" +

@@ -15,6 +15,8 @@ type Limits struct {
 	First time.Duration
 	// Faults are the limits of each type of fault. A type without limits is a problem of the history.
 	Faults map[string]Limit
+	// Several says that there is more than one gateway: streams that go on elsewhere must come to their end.
+	Several bool
 	// Settle is for how long after it is healed a fault may still have effects.
 	Settle time.Duration
 }
@@ -23,7 +25,7 @@ type Limits struct {
 type Limit struct {
 	// Gap is the longest pause.
 	Gap time.Duration
-	// Errors are allowed: the client sees one and asks again.
+	// Errors are allowed in streams of the gateway that fails: the client sees one and asks again.
 	Errors bool
 }
 
@@ -93,6 +95,8 @@ type stream struct {
 	start    time.Duration
 	last     time.Duration
 	sequence int
+	gateway  int  // that was asked last
+	resumed  bool // at another gateway, or the same one
 	tokens   []Token
 	pauses   []pause
 	end      *Record
@@ -163,7 +167,7 @@ func (c *checker) read(r *Record) {
 			c.problem(Malformed, r.Stream, r.At, "two streams have this id")
 			return
 		}
-		s := &stream{id: r.Stream, ask: r.Ask, start: r.At, last: r.At}
+		s := &stream{id: r.Stream, ask: r.Ask, start: r.At, last: r.At, gateway: r.Gateway}
 		c.streams[r.Stream] = s
 		c.order = append(c.order, s)
 	case Tokens, Resumed, End:
@@ -210,6 +214,7 @@ func (c *checker) event(r *Record) {
 	}
 	if r.Kind == Resumed {
 		c.report.Resumed++
+		s.resumed, s.gateway = true, r.Gateway
 		return
 	}
 	if r.Sequence > 0 {
@@ -324,10 +329,13 @@ func (c *checker) swapped(s *stream) string {
 	return ""
 }
 
-// excused says that a fault which may cause errors was open when a stream ended.
+// excused says that a fault of its gateway which may cause errors was open when a stream ended.
 func (c *checker) excused(s *stream) bool {
+	if s.resumed && c.limits.Several {
+		return false
+	}
 	return slices.ContainsFunc(c.faults, func(f *fault) bool {
-		return c.limits.Faults[f.Type].Errors && f.At <= s.end.At && s.start <= f.until
+		return c.limits.Faults[f.Type].Errors && f.Gateway == s.gateway && f.At <= s.end.At && s.start <= f.until
 	})
 }
 

@@ -37,7 +37,7 @@ type Record struct {
 	// Ask names what is asked: all requests of a name have the same body, but for the way to decode, which is Mode.
 	Ask  string `json:"ask,omitempty"`
 	Mode string `json:"mode,omitempty"`
-	// Gateway is the index of the one that was asked.
+	// Gateway is the index of the one that was asked, or that fails.
 	Gateway int `json:"gateway,omitempty"`
 	// Sequence is the number of an event, from 1 without gaps, where the API gives events numbers; 0 = it gives none.
 	Sequence int `json:"sequence,omitempty"`
