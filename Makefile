@@ -24,7 +24,7 @@ export GOFLAGS := $(strip $(GOFLAGS) -trimpath)
 
 .PHONY: help setup build build-go build-test build-native up down test test-quick test-go test-race test-native \
 	test-sanitize test-e2e test-card clients test-clients install uninstall lint lint-proto lint-go lint-native \
-	lint-flags fmt proto compose bench clean
+	lint-flags fmt proto compose kube-test bench clean
 
 help: ## show this list
 	@echo "Tandem: fast, lossless speculative inference. First steps: make up, then see README.md."
@@ -316,6 +316,16 @@ bin/promtool: tools/promtool/go.mod
 
 helm-test: ## render the Helm chart's examples and compare them with the schemas of the resources
 	cd tools/helmcheck && GOWORK=off $(GO) test -count=1 ./...
+
+# Not part of CI: an API server is built from a thousand packages, which takes ten minutes. CI tests the driver with a
+# server of its own that follows the same rules (services/shared/kubestore/api_test.go).
+kube-test: bin/kube-apiserver ## test the driver for Kubernetes with a real API server
+	TANDEM_TEST_KUBE_APISERVER=$(CURDIR)/bin/kube-apiserver $(GO) test -count=1 -v ./tests/kubernetes
+
+bin/kube-apiserver: tools/kubeapi/go.mod
+	GOWORK=off $(GO) -C tools/kubeapi build -o $(CURDIR)/bin/kube-apiserver \
+		-ldflags "-s -w -X k8s.io/component-base/version.gitVersion=v1.34.2" k8s.io/kubernetes/cmd/kube-apiserver
+	@touch $@
 
 compose: bin/docker-compose ## build Docker Compose v2 into bin/ (for container tests where no package has it)
 
