@@ -65,10 +65,11 @@ func (e *ear) untilHeard(ctx context.Context) (context.Context, context.CancelFu
 	return ctx, cancel
 }
 
-// move waits until the choice is asked to leave its worker, or the worker neither sends nor answers, as when the network
-// to it is broken or it hangs. Then it waits for a slot at another one that computes the same bits, and calls leave when
-// it has one: the present worker computes on until then, so that a move costs a replay and never the request. A worker
-// that is heard again in time keeps the choice. When ctx has ended the channel gives the slot, nil when there is none.
+// move waits until the choice is asked to leave its worker, or the worker neither sends nor answers, as when the
+// network to it is broken or it hangs. Then it waits for a slot at another one that computes the same bits, and calls
+// leave when it has one: the present worker computes on until then, so that a move costs a replay and never the
+// request. A worker that is heard again in time keeps the choice. When ctx has ended the channel gives the slot, nil
+// when there is none.
 func (s *stream) move(ctx context.Context, slot *cluster.Slot, e *ear, leave func()) <-chan *cluster.Slot {
 	next := make(chan *cluster.Slot, 1)
 	avoid := maps.Clone(s.avoid)

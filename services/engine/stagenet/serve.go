@@ -99,8 +99,8 @@ func holding(ctx context.Context) (*session, error) {
 	return c.session, nil
 }
 
-// engineOf returns the session of a call to the engine. A connection that holds the stage no more, because it was broken
-// and made again or the stage was started again, has lost its engine, which is no fault of the call.
+// engineOf returns the session of a call to the engine. A connection that holds the stage no more, because it was
+// broken and made again or the stage was started again, has lost its engine, which is no fault of the call.
 func engineOf(ctx context.Context) (*session, error) {
 	x, err := holding(ctx)
 	if errors.Is(err, rpcerr.AnyFailedPrecondition) {

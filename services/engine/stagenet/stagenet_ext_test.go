@@ -211,8 +211,8 @@ func TestUnfit(t *testing.T) {
 	}
 }
 
-// TestNotHeld: calls of a connection that does not hold the stage reach no engine, and say that it is gone: requests that
-// lose it are replayed.
+// TestNotHeld: calls of a connection that does not hold the stage reach no engine, and say that it is gone: requests
+// that lose it are replayed.
 func TestNotHeld(t *testing.T) {
 	s := serve(t, second, enginefake.New(enginefake.Options{}), 0)
 	e, err := s.open("head", second, 0)(t.Context(), options(), nil)
