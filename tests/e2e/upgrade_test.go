@@ -8,8 +8,8 @@ import (
 	"github.com/tandem-inference/tandem/tests/faults"
 )
 
-// TestRollingUpgrade is the short form of bench/upgrade, with the same programs before and after: while every process is
-// replaced no request fails, and no text changes.
+// TestRollingUpgrade is the short form of bench/upgrade, with the same programs before and after: while every process
+// is replaced no request fails, and no text changes.
 func TestRollingUpgrade(t *testing.T) {
 	needPrograms(t)
 	cfg := faults.Upgrade{Store: "etcd://" + etcd.Start(t).Endpoint + "/upgrade", Drains: true,

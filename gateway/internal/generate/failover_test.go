@@ -73,8 +73,8 @@ func TestFailover(t *testing.T) {
 	}
 }
 
-// TestStepsThatBreakWorkers: a request that brings its worker down some steps after each takeover ends before it has done
-// so with many; failures far from each other are no reason to give up.
+// TestStepsThatBreakWorkers: a request that brings its worker down some steps after each takeover ends before it has
+// done so with many; failures far from each other are no reason to give up.
 func TestStepsThatBreakWorkers(t *testing.T) {
 	broken := status.Error(codes.Internal, "device fault")
 	text := strings.Repeat("one two three four five six seven eight ", 20)

@@ -122,8 +122,9 @@ func New(cfg Config, deps Deps) *Service {
 		deps.Await = func(context.Context) (*model.Model, error) { return deps.Model() }
 	}
 	return &Service{
-		cfg: cfg, model: deps.Model, await: deps.Await, generator: deps.Generator, compressor: deps.Compressor, budgets: deps.Budgets,
-		memory: deps.Memory, ahead: deps.Ahead, expected: make(chan *expectation, mostExpected), log: deps.Logger,
+		cfg: cfg, model: deps.Model, await: deps.Await, generator: deps.Generator, compressor: deps.Compressor,
+		budgets: deps.Budgets, memory: deps.Memory, ahead: deps.Ahead, expected: make(chan *expectation, mostExpected),
+		log: deps.Logger,
 	}
 }
 

@@ -1352,8 +1352,8 @@ type Lease struct {
 	Epoch uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// For targets: the drafts it may use. Empty for other roles.
 	Peers []*Peer `protobuf:"bytes,3,rep,name=peers,proto3" json:"peers,omitempty"`
-	// Gateways of earlier versions send it when they end. Workers do not heed it: the cluster may have other gateways, and
-	// one that is started again finds its workers as it left them.
+	// Gateways of earlier versions send it when they end. Workers do not heed it: the cluster may have other gateways,
+	// and one that is started again finds its workers as it left them.
 	//
 	// Deprecated: Marked as deprecated in tandem/v1/registry.proto.
 	Drain        bool   `protobuf:"varint,4,opt,name=drain,proto3" json:"drain,omitempty"`
