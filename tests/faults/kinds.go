@@ -73,7 +73,7 @@ func (c *Config) limits() history.Limits {
 	scale := func(d time.Duration) time.Duration { return time.Duration(float64(d) * c.Slack) }
 	l := history.Limits{Quiet: scale(quietGap), First: scale(firstToken), Settle: settleTime,
 		Several: c.Gateways > 1,
-		Faults: map[string]history.Limit{}}
+		Faults:  map[string]history.Limit{}}
 	for _, k := range append(killKinds(), hangKinds()...) {
 		limit := history.Limit{Gap: scale(targetGap)}
 		switch k.role {

@@ -123,7 +123,8 @@ func New(cfg Config, deps Deps) *Service {
 	}
 	return &Service{
 		cfg: cfg, model: deps.Model, await: deps.Await, generator: deps.Generator, compressor: deps.Compressor,
-		budgets: deps.Budgets, memory: deps.Memory, ahead: deps.Ahead, expected: make(chan *expectation, mostExpected), log: deps.Logger,
+		budgets: deps.Budgets, memory: deps.Memory, ahead: deps.Ahead, expected: make(chan *expectation, mostExpected),
+		log: deps.Logger,
 	}
 }
 

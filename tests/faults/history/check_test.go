@@ -385,6 +385,37 @@ func TestErrorsBesideFaults(t *testing.T) {
 	}
 }
 
+// TestErrorsOfOtherGateways: an error is allowed at the gateway that failed only, and where there is another gateway,
+// not after a stream went on there.
+func TestErrorsOfOtherGateways(t *testing.T) {
+	for _, test := range []struct {
+		name             string
+		fails, asked     int
+		resumed, several bool
+		problems         []string
+	}{
+		{"its own", 1, 1, false, true, nil},
+		{"another", 0, 1, false, true, []string{Refused}},
+		{"after it went on", 1, 0, true, true, []string{Refused}},
+		{"after it tried the only one again", 0, 0, true, false, nil},
+	} {
+		records := []Record{
+			{Kind: Reference, Ask: "a", Finish: "stop", Count: 1, Tokens: []Token{{Text: "1"}}},
+			{Kind: Request, Stream: "s", Ask: "a", Gateway: test.asked},
+			{Kind: Fault, Fault: 1, Type: "kill gateway", Gateway: test.fails},
+		}
+		if test.resumed {
+			records = append(records, Record{Kind: Resumed, Stream: "s", Gateway: test.fails})
+		}
+		records = append(records, Record{Kind: End, Stream: "s", Error: "connection lost"})
+		l := limits
+		l.Several = test.several
+		if r := Check(records, l); !slices.Equal(kinds(r), test.problems) {
+			t.Errorf("%s: %+v", test.name, r.Problems)
+		}
+	}
+}
+
 // TestCounts: tokens that are lost, doubled and different are counted, at the end of an answer too.
 func TestCounts(t *testing.T) {
 	tokens := func(text string) (out []Token) {
