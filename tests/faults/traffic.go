@@ -138,7 +138,7 @@ func (b *browser) run(ctx context.Context, id string, a ask, mode map[string]any
 	}
 	s.end.Kind, s.end.Stream, s.end.Gateway = history.End, id, s.gateway
 	if err != nil {
-		s.end.Finish, s.end.Error = "", err.Error()
+		s.end.Finish, s.end.Error = "", fmt.Sprintf("%.300s", err)
 	}
 	b.notes.Add(s.end)
 	return s.end

@@ -34,10 +34,10 @@ func TestFailover(t *testing.T) {
 	}{
 		{"before the first token", 0, 1, gone, 2, false, 0},
 		{"before the first token, three times", 0, 3, broken, 4, false, 0},
-		{"before the first token, every time", 0, 99, broken, 4, true, 0},
+		{"before the first token, every time", 0, 99, broken, 6, true, 0},
 		{"after some tokens", 5, 1, gone, 2, false, 5},
 		{"after some tokens, device fault", 3, 1, broken, 2, false, 3},
-		{"without progress", 4, 99, broken, 4, true, 4},
+		{"without progress", 4, 99, broken, 6, true, 4},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := start(t, generate.Config{FailoverTimeout: 5 * time.Second})
@@ -97,7 +97,7 @@ func TestStepsThatBreakWorkers(t *testing.T) {
 		if (got.err != nil) != tt.fails {
 			t.Fatalf("every %d tokens: %v", tt.steps, got.err)
 		}
-		if n := asked.Load(); tt.fails && n != 4 || !tt.fails && (n < 5 || got.texts[0] != text) {
+		if n := asked.Load(); tt.fails && n != 6 || !tt.fails && (n < 5 || got.texts[0] != text) {
 			t.Errorf("every %d tokens: %d attempts, %q", tt.steps, n, got.texts[0])
 		}
 	}

@@ -27,13 +27,13 @@ import (
 // Attempts of one choice. A worker that refuses before it admits costs none: the choice only waits for a better place,
 // within the failover timeout.
 const (
-	// maxFailures at one place of the text: the first try and three more. Workers may be lost one after the other for
+	// maxFailures at one place of the text: the first try and five more. Workers may be lost one after the other for
 	// reasons of their own, as when all are replaced while a long prompt is read. A request that itself brings workers
 	// down must end before it has done so with many.
-	maxFailures = 4
+	maxFailures = 6
 	// onePlace is the number of tokens within which failures are at one place: a request may bring a worker down some
 	// steps after it has begun there.
-	onePlace = 32
+	onePlace = 16
 )
 
 // stream is one choice on its way through one or more workers.
