@@ -83,8 +83,8 @@ func (m *mixed) elsewhere(i int, k kind) engine.Open[engine.Target] {
 }
 
 // TestProcessorAndCardOnALibrary: a target on a processor and on the card whose library TANDEM_ENGINE_LIB names, such
-// as the emulated one, has arithmetic of its own. It keeps the promises of an engine, and has the same bits wherever its
-// stages run: in one process, in processes of one worker, or on other hosts.
+// as the emulated one, has arithmetic of its own. It keeps the promises of an engine, and has the same bits wherever
+// its stages run: in one process, in processes of one worker, or on other hosts.
 func TestProcessorAndCardOnALibrary(t *testing.T) {
 	if os.Getenv("TANDEM_ENGINE_LIB") == "" {
 		t.Skip("needs TANDEM_ENGINE_LIB")
