@@ -129,7 +129,7 @@ func TestProcessorAndCardOnALibrary(t *testing.T) {
 	t.Run("promises", func(t *testing.T) {
 		enginetest.Run(t, func(t *testing.T) (engine.Opener, enginetest.Models) {
 			return &mixed{cpu.inside, t, []kind{cpu, card, cpu}, []int{1, 1, 2}, "inside"}, models
-		}, "KindIsStated", "TreeCommitEqualsPlainDecode", "Snapshots", "SnapshotParts")
+		}, "KindIsStated", "TreeCommitEqualsPlainDecode")
 	})
 }
 
