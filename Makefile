@@ -140,12 +140,12 @@ GO_SHORTENED = $(sort $(addprefix ./,$(dir $(shell git grep -lE 'testing\.Short\
 test-go-whole: ## the Go tests that test-race leaves out or shortens, with format and vet
 	@$(MAKE) --no-print-directory test-go GO_TESTED="$(GO_SHORTENED)"
 
-test-native: build-native bin/testsum ## native tests, release build, and states of prompts on the emulated GPU
+test-native: build-native bin/testsum ## native tests, release build, and Go tests of the emulated GPU
 	cmake --build native/build -j $(JOBS)
 	@bin/testsum run -name native -dir $(RESULTS) -junit $(CURDIR)/$(RESULTS)/native.xml -- \
 		ctest --test-dir native/build -j $(JOBS) --output-on-failure --output-junit $(CURDIR)/$(RESULTS)/native.xml
 	@TANDEM_ENGINE_LIB=$(CURDIR)/native/build/libtandem_emu.so bin/testsum run -name emu -dir $(RESULTS) -- \
-		$(GO) test -json -count=1 -timeout 20m -run OnALibrary ./worker-target/internal/decode
+		$(GO) test -json -count=1 -timeout 20m -run OnALibrary ./worker-target/internal/decode ./native/plugin
 
 GPU_TABLE := native/GPU_RESOURCES.tsv
 GPU_REPORTS := native/build/cuda native/build/hip

@@ -35,8 +35,8 @@ type Models struct {
 // Constructor returns a fresh Opener; it registers its own clean-up with t.
 type Constructor func(t *testing.T) (engine.Opener, Models)
 
-// Run runs the suite.
-func Run(t *testing.T, make Constructor) {
+// Run runs the suite, or only the tests of it that are named.
+func Run(t *testing.T, make Constructor, only ...string) {
 	for _, c := range []struct {
 		name string
 		test func(*suite)
@@ -92,6 +92,9 @@ func Run(t *testing.T, make Constructor) {
 		{"Handles", (*suite).handles},
 		{"Concurrent", (*suite).concurrent},
 	} {
+		if len(only) > 0 && !slices.Contains(only, c.name) {
+			continue
+		}
 		t.Run(c.name, func(t *testing.T) {
 			opener, models := make(t)
 			c.test(&suite{T: t, ctx: t.Context(), opener: opener, models: models,

@@ -7,47 +7,50 @@ import (
 	"github.com/tandem-inference/tandem/services/engine"
 )
 
-// Same runs random conversations on targets of two openers, which promise the same bits: everything that a step gives
-// must be equal, in prompts, trees and chains, with a sampler, features and states that are stored and restored.
-func Same(t *testing.T, a, b engine.Opener, models Models) {
+// Same runs random conversations on targets of several openers, which promise the same bits: everything that a step
+// gives must be equal, in prompts, trees and chains, with a sampler, features and states that are stored and restored.
+func Same(t *testing.T, models Models, openers ...engine.Opener) {
 	s := &suite{T: t, ctx: t.Context(), models: models, rng: rand.New(rand.NewPCG(7, 7))}
-	var es [2]engine.Target
-	var qs [2]engine.Sequence
-	var snapshots [2]engine.Snapshot
-	for i, o := range []engine.Opener{a, b} {
+	es := make([]engine.Target, len(openers))
+	qs := make([]engine.Sequence, len(openers))
+	snapshots := make([]engine.Snapshot, len(openers))
+	results := make([]engine.StepResult, len(openers))
+	for i, o := range openers {
 		s.opener = o
 		es[i] = s.target()
 		qs[i] = s.sequence(es[i])
 	}
 	encoding := engine.FeatureRawF32
 	want := everything | engine.WantFeatures
-	both := func(call func(i int) error) {
+	all := func(call func(i int) error) {
 		s.Helper()
 		for i := range es {
 			s.ok(call(i))
 		}
 	}
 	if models.Draft != "" {
-		both(func(i int) error { return es[i].LoadFuse(s.ctx, models.Draft) })
+		all(func(i int) error { return es[i].LoadFuse(s.ctx, models.Draft) })
 		encoding = engine.FeatureFusedF32
 	} else {
-		both(func(i int) error { return es[i].SetCapture(s.ctx, []int32{0, int32(es[i].Info().Layers - 1)}) })
+		all(func(i int) error { return es[i].SetCapture(s.ctx, []int32{0, int32(es[i].Info().Layers - 1)}) })
 	}
 	sampler := engine.DefaultSampler()
 	sampler.Temperature, sampler.Seed, sampler.RepetitionPenalty = 0.9, 11, 1.1
-	both(func(i int) error { return es[i].SetSampler(s.ctx, qs[i], sampler) })
+	all(func(i int) error { return es[i].SetSampler(s.ctx, qs[i], sampler) })
 	length := 0
 	step := func(what string, tree []node, g engine.Group) {
 		s.Helper()
-		var r [2]engine.StepResult
-		both(func(i int) error {
+		all(func(i int) error {
 			g.Sequence = qs[i]
 			st := one(g, rowsOf(length+len(g.Path), tree, want))
 			st.Features = encoding
-			return es[i].Step(s.ctx, st, &r[i])
+			return es[i].Step(s.ctx, st, &results[i])
 		})
 		for k := range tree {
-			s.same(what, rowBits(&r[0], k, len(tree)), rowBits(&r[1], k, len(tree)))
+			first := rowBits(&results[0], k, len(tree))
+			for i := range results[1:] {
+				s.same(what, first, rowBits(&results[1+i], k, len(tree)))
+			}
 		}
 		length += len(g.Path)
 		if g.Commit {
@@ -63,14 +66,15 @@ func Same(t *testing.T, a, b engine.Opener, models Models) {
 		step("piece", chain(s.tokens(es[0], 1+s.rng.IntN(20))), piece)
 		switch round {
 		case 2:
-			both(func(i int) (err error) { snapshots[i], err = es[i].NewSnapshot(s.ctx, qs[i]); return err })
+			all(func(i int) (err error) { snapshots[i], err = es[i].NewSnapshot(s.ctx, qs[i]); return err })
 		case 5:
-			both(func(i int) error { return es[i].RestoreSnapshot(s.ctx, snapshots[i], qs[i]) })
-			n := s.length(es[0], qs[0])
-			if m := s.length(es[1], qs[1]); m != n {
-				s.Fatalf("restored %d and %d positions", n, m)
+			all(func(i int) error { return es[i].RestoreSnapshot(s.ctx, snapshots[i], qs[i]) })
+			length = s.length(es[0], qs[0])
+			for i := range es {
+				if n := s.length(es[i], qs[i]); n != length {
+					s.Fatalf("restored %d and %d positions", length, n)
+				}
 			}
-			length = n
 		}
 		tree := s.randomTree(es[0], 1+s.rng.IntN(treeRows/2))
 		step("tree", tree, engine.Group{})

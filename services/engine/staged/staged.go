@@ -353,7 +353,8 @@ func (t *Target) describe(options engine.OpenOptions) (engine.Info, error) {
 		devices = append(devices, i.Device)
 	}
 	for k, e := range t.stages {
-		if i := e.Info(); i.PromptRows != out.PromptRows {
+		// A stage whose kinds of groups have the same bits takes either kind.
+		if i := e.Info(); i.PromptRows != 0 && i.PromptRows != out.PromptRows {
 			return out, rpcerr.InvalidArgument("device", "stage %d has another contract of prompts than others", k+1)
 		}
 	}

@@ -56,6 +56,45 @@ func TestStages(t *testing.T) {
 	}
 }
 
+// TestKindsOfStages: a stage for which both kinds of groups are one goes with stages that have bits for prompts, and
+// the target has their contract; stages with two such contracts do not go together.
+func TestKindsOfStages(t *testing.T) {
+	open := func(rows ...int) (engine.Target, error) {
+		var stages []staged.Stage
+		for _, n := range rows {
+			fake := enginefake.New(enginefake.Options{PromptRows: n})
+			stages = append(stages, staged.Stage{Open: fake.OpenTarget, Layers: 4 / len(rows)})
+		}
+		return staged.Open(stages, engine.HiddenF32)(t.Context(), enginetest.TargetOptions(), nil)
+	}
+	for _, rows := range [][]int{{0, 64}, {64, 0}, {0, 64, 0, 64}} {
+		e, err := open(rows...)
+		if err != nil {
+			t.Fatal(rows, err)
+		}
+		if got := e.Info().PromptRows; got != 64 {
+			t.Errorf("%v: the target states %d rows", rows, got)
+		}
+		q, err := e.NewSequence(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		step := &engine.Step{Groups: []engine.Group{{Sequence: q, Rows: 70, Kind: engine.KindPrompt, Commit: true}}}
+		for i := range int32(70) {
+			step.Rows = append(step.Rows, engine.Row{Token: i % 7, Position: i, Parent: i - 1, Mask: -1})
+		}
+		if err := e.Step(t.Context(), step, &engine.StepResult{}); err != nil {
+			t.Errorf("%v: %v", rows, err)
+		}
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := open(64, 32); !errors.Is(err, rpcerr.AnyInvalidArgument) {
+		t.Errorf("two contracts: %v", err)
+	}
+}
+
 // stopped is a stage whose next step begins after its caller has gone, if stop is set.
 type stopped struct {
 	engine.Target

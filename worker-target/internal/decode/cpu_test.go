@@ -43,6 +43,12 @@ func newCPU(t testing.TB, o engine.OpenOptions) (*engine.GuardedTarget, *tokeniz
 // newNative opens a model on a library in a process of its own, or skips.
 func newNative(t testing.TB, library, model string, o engine.OpenOptions) *engine.GuardedTarget {
 	t.Helper()
+	return openNative(t, processOf(t, library).OpenTarget, model, o)
+}
+
+// processOf opens engines on a library in processes of their own, or skips the test.
+func processOf(t testing.TB, library string) *host.Host {
+	t.Helper()
 	program, err := filepath.Abs("../../../bin/tandem-engine")
 	if err != nil {
 		t.Fatal(err)
@@ -56,8 +62,14 @@ func newNative(t testing.TB, library, model string, o engine.OpenOptions) *engin
 	if err != nil {
 		t.Fatal(err)
 	}
+	return h
+}
+
+func openNative(t testing.TB, open engine.Open[engine.Target], model string,
+	o engine.OpenOptions) *engine.GuardedTarget {
+	t.Helper()
 	o.ModelPath, o.KVTypeK, o.KVTypeV = model, engine.KVDefault, engine.KVDefault
-	e, err := h.OpenTarget(t.Context(), o, nil)
+	e, err := open(t.Context(), o, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"path/filepath"
 	"strconv"
 	"sync"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/engine/enginefake"
+	"github.com/tandem-inference/tandem/services/engine/staged"
 	"github.com/tandem-inference/tandem/services/gguf/gguftest"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
@@ -341,16 +343,31 @@ func TestEveryWayIsCold(t *testing.T) {
 }
 
 // TestEveryWayIsColdOnALibrary: one conversation of two turns, of which the second starts in every way, on the library
-// that TANDEM_ENGINE_LIB names, such as that of the emulated GPU, with a small random model.
+// that TANDEM_ENGINE_LIB names, such as that of the emulated GPU, with a small random model; also when that has one
+// layer, and the processor those around it.
 func TestEveryWayIsColdOnALibrary(t *testing.T) {
 	library := os.Getenv("TANDEM_ENGINE_LIB")
 	if library == "" {
 		t.Skip("needs TANDEM_ENGINE_LIB")
 	}
+	processor, err := filepath.Abs("../../../bin/libtandem_cpu.so")
+	if err != nil {
+		t.Fatal(err)
+	}
+	card := processOf(t, library).OpenTarget
+	t.Run("alone", func(t *testing.T) { everyWayOnALibrary(t, card) })
+	t.Run("amid processors", func(t *testing.T) {
+		cpu := processOf(t, processor).OpenTarget
+		everyWayOnALibrary(t, staged.Open([]staged.Stage{{Open: cpu, Layers: 1}, {Open: card, Layers: 1},
+			{Open: cpu, Layers: 2}}, engine.HiddenF32))
+	})
+}
+
+func everyWayOnALibrary(t *testing.T, open engine.Open[engine.Target]) {
 	model := gguftest.Random(t, "../../../native/tests/data/random_models.txt", "ratio3")
 	w := newWays(t, func() engine.Target {
-		return newNative(t, library, model, engine.OpenOptions{MaxSequences: 2, MaxContext: 256, MaxBatchRows: 128,
-			MaxTreeRows: 16})
+		return openNative(t, open, model, engine.OpenOptions{MaxSequences: 2, MaxContext: 256, MaxBatchRows: 128,
+			MaxTreeRows: 16, Threads: 1})
 	}, fakeMarkers, 256, 3)
 	begin := w.message(90)
 	first := w.prompt([]message{begin})
