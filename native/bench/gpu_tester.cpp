@@ -17,6 +17,7 @@
 #include "gpu/matmul/matmul.h"
 #include "gpu/matmul/matmul_layout.h"
 #include "gpu/matmul/repack.h"
+#include "gpu/runtime/card.h"
 #include "gpu_probe.h"
 #include "roles/tree.h"
 
@@ -284,6 +285,7 @@ int main(int argc, char** argv) {
   gpu::DeviceInfo info;
   require(gpu::device_info(device, &info));
   require(gpu::use_device(device));
+  require(gpu::check_code(info));
   gpu::Stream stream;
   require(stream.open());
   void* mem = nullptr;

@@ -361,8 +361,10 @@ TEST(the_page_holds_for_mixed_types) {
                                                            : KvType::kQ4_0;
         for (int rows = 1; rows <= kMostRows; ++rows) {
           const std::string got = attention(card, keys, values, rows);
-          const std::string want =
-              attention(card, as, as, rows) + (tnd::kv_rotated(values) ? ", attention_unrotate" : "");
+          // 99 KiB have no room for whole tiles of halves beside 48 queries, unless the other ones are TQ3_0.
+          const bool narrow = card.column == k99 && one_is(KvType::kF16) && scales && !one_is(KvType::kTQ3_0);
+          const std::string want = attention(card, as, as, narrow && rows > 4 ? kMostRows : rows) +
+                                   (tnd::kv_rotated(values) ? ", attention_unrotate" : "");
           CHECK_MSG(got == want, std::string(tnd::kv_type_name(static_cast<int32_t>(keys))) + " and " +
                                      tnd::kv_type_name(static_cast<int32_t>(values)) + ", " + std::to_string(rows) +
                                      " rows, " + kColumns[card.column] + " launch " + got + ", not " + want);
@@ -370,6 +372,64 @@ TEST(the_page_holds_for_mixed_types) {
       }
     }
   }
+}
+
+// Weights of several types that share an input, as the first products of a DeltaNet layer do: large ones and a few
+// outputs in Q8_0. On cards with 99 KiB a launch keeps two blocks a processor, whatever it holds.
+TEST(small_cards_keep_two_blocks_and_their_tiles) {
+  if (!emulated()) return;
+  class Sizes final : public LaunchFilter {
+   public:
+    std::vector<std::pair<std::string, unsigned>> launches;
+    bool keep(const Launch& l) override {
+      launches.emplace_back(l.name, l.shared_bytes);
+      return false;
+    }
+  };
+  constexpr int kShared = 99 << 10, kReserved = 1024;  // bytes; the system's of every block
+  const auto launches = [&](std::vector<DType> types, int rows) {
+    MatmulGroup group;
+    for (const DType type : types) {
+      const int n = type == DType::kQ8_0 ? 48 : 4096;
+      group.products[group.count++] = {
+          .w = {type, 4096, n, somewhere<uint8_t>()}, .y = somewhere<float>(), .y_stride = n};
+    }
+    group.rows = rows;
+    group.scratch = somewhere<void>();
+    group.processors = 82;
+    group.shared_per_block = kShared;
+    Sizes sizes;
+    Stream stream;
+    stream.set_filter(&sizes);
+    launch_matmul(stream, group);
+    CHECK(!stream.failed());
+    return sizes.launches;
+  };
+  const std::vector<std::vector<DType>> layers = {{DType::kQ4_K},
+                                                  {DType::kQ5_K},
+                                                  {DType::kQ6_K},
+                                                  {DType::kQ8_0},
+                                                  {DType::kQ5_K, DType::kQ8_0, DType::kQ8_0},
+                                                  {DType::kQ4_K, DType::kQ6_K, DType::kQ8_0}};
+  for (const std::vector<DType>& types : layers) {
+    for (const int rows : {1, 8, 16, 23, 32}) {
+      const auto all = launches(types, rows);
+      CHECK_EQ(all.size(), size_t{1});
+      for (const auto& [name, shared] : all) {
+        CHECK_MSG(2 * (shared + kReserved) <= kShared + kReserved,
+                  name + " of " + std::to_string(rows) + " rows takes " + std::to_string(shared) + " bytes");
+      }
+    }
+  }
+  // 64 columns: Q8_0 fits once only, so it does not share the others' launch.
+  const auto wide = launches(layers[4], 64);
+  CHECK_EQ(wide.size(), size_t{2});
+  CHECK(2 * (wide[1].second + kReserved) <= kShared + kReserved);
+  // Prompts: only Q8_0 goes without tiles.
+  const auto prompt = launches(layers[5], 128);
+  CHECK_EQ(prompt.size(), size_t{2});
+  CHECK(prompt[0].first == "matmul_rows" && prompt[1].first == "matmul_tiles");
+  CHECK(launches(layers[0], 128)[0].first == "matmul_tiles");
 }
 
 // Every name of a launch in src/gpu is on the page: those without a choice in the list after the tables.

@@ -7,6 +7,7 @@
 
 #include "core/fp.h"
 #include "gpu/runtime/breakdown.h"
+#include "gpu/runtime/card.h"
 #include "gpu/runtime/runtime.h"
 #include "gpu/runtime/runtime_cluster.h"
 #include "gpu/runtime/runtime_mma.h"
@@ -38,8 +39,8 @@ Status run(const Launch& l, void (*kernel)(int*), int* p) {
   return stream.sync();
 }
 
-bool says(const Status& s, const char* text) {
-  return s.code() == TND_INTERNAL && s.message().find(text) != std::string::npos;
+bool says(const Status& s, const char* text, tnd_status code = TND_INTERNAL) {
+  return s.code() == code && s.message().find(text) != std::string::npos;
 }
 
 // ---- indices and collectives
@@ -594,6 +595,53 @@ TEST(a_failed_stream_stays_failed) {
   CHECK(says(stream.sync(), "kernel bad"));
   launch(stream, {.grid = {1}, .block = {1}}, add_kernel, p.data);
   CHECK(says(stream.sync(), "kernel bad"));
+}
+
+// ---- cards
+
+// Code of an older card runs on Hopper, whose host side must not rely on what that code lacks.
+TEST(launches_ask_the_code_and_the_card) {
+  CHECK(code_forms_clusters(9, 90));
+  CHECK(!code_forms_clusters(9, 86));
+  CHECK(!code_forms_clusters(9, 0));
+  CHECK(!code_forms_clusters(12, 120));
+  CHECK(code_starts_early(90) && code_starts_early(120));
+  CHECK(!code_starts_early(86) && !code_starts_early(0));
+  DeviceInfo card;
+  card.name = "NVIDIA B300";
+  card.major = 10;
+  card.minor = 3;
+  const Status refused = no_code_for(card);
+  for (const char* part : {"NVIDIA B300", "10.3", "CUDA_ARCHS=103"}) CHECK(says(refused, part, TND_UNIMPLEMENTED));
+}
+
+TEST(the_environment_names_a_smaller_card) {
+  DeviceInfo whole;
+  CHECK_OK(device_info(0, &whole));
+  CHECK_OK(check_code(whole));
+  const auto with = [&](const char* name, const std::string& value, DeviceInfo* out) {
+    setenv(name, value.c_str(), 1);
+    const Status s = device_info(0, out);
+    unsetenv(name);
+    return s;
+  };
+  DeviceInfo info;
+  CHECK_OK(with("TANDEM_GPU_SHARED", "65536", &info));
+  CHECK_EQ(info.shared_per_block, 65536);
+  CHECK_EQ(info.processors, whole.processors);
+  CHECK_EQ(info.major, whole.major);
+  CHECK_OK(with("TANDEM_GPU_PROCESSORS", "1", &info));
+  CHECK_EQ(info.processors, 1);
+  CHECK_EQ(info.shared_per_block, whole.shared_per_block);
+  CHECK_OK(with("TANDEM_GPU_PROCESSORS", "", &info));
+  for (const char* name : {"TANDEM_GPU_SHARED", "TANDEM_GPU_PROCESSORS"}) {
+    const int most = std::string(name) == "TANDEM_GPU_SHARED" ? whole.shared_per_block : whole.processors;
+    for (const std::string& value :
+         {std::string("0"), std::string("-1"), std::string("82x"), std::to_string(most + 1)}) {
+      const Status s = with(name, value, &info);
+      CHECK(says(s, name, TND_INVALID_ARGUMENT) && says(s, value.c_str(), TND_INVALID_ARGUMENT));
+    }
+  }
 }
 
 // ---- streams

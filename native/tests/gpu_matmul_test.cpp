@@ -236,7 +236,7 @@ TEST(products_of_a_group_share_a_launch) {
   const DType types[] = {DType::kQ5_K, DType::kQ8_0, DType::kQ4_K,   DType::kQ6_K,
                          DType::kBF16, DType::kQ4_1, DType::kIQ4_XS, DType::kQ4_K};
   const uint64_t outputs[] = {200, 3, 64, 17, 40, 31, 5, 1};
-  for (int rows : {1, 5, 20, 70}) {
+  for (int rows : {1, 5, 20, 40, 70}) {
     const auto x = random_input(k, rows, rng);
     const Inputs in(x, k, rows, tnd::gpu::kFormQ256 | tnd::gpu::kFormQ32 | tnd::gpu::kFormHalf);
     for (int unit = 0; unit < (rows < 20 ? units() : 1); ++unit) {

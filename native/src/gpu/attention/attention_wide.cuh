@@ -2,12 +2,12 @@
 // with 17 or more queries a key/value head and segments that run side by side. mma.sync only: the softmax works on the
 // fragment layout of these instructions.
 //
-// A block is four warps and up to 64 queries; a warp has 16 queries from q k^T to p v. Scores never leave its
-// registers: the lanes that hold a query's scores hold keys 2 t, 2 t + 1, 2 t + 8, ... , two lanes of the contract's
-// sum each, and the fragments of p v are their weights, rounded. K and V are separate tiles in shared memory: each is
-// copied while the other one is used, with two barriers a tile; two blocks a processor hide the copies. Where K or V
-// lie in blocks of codes, both are unpacked to one tile, after two more barriers. Bound: shared memory, read once a
-// warp (144 fragments for 256 matrix instructions a tile of 64 keys), then the matrix units.
+// A block is four warps and up to 64 queries (48 on some cards); a warp has 16 queries from q k^T to p v. Scores never
+// leave its registers: the lanes that hold a query's scores hold keys 2 t, 2 t + 1, 2 t + 8, ... , two lanes of the
+// contract's sum each, and the fragments of p v are their weights, rounded. K and V are separate tiles in shared
+// memory: each is copied while the other one is used, with two barriers a tile; two blocks a processor hide the copies.
+// Where K or V lie in blocks of codes, both are unpacked to one tile, after two more barriers. Bound: shared memory,
+// read once a warp (144 fragments for 256 matrix instructions a tile of 64 keys), then the matrix units.
 //
 // Items of at most 16 queries (the tails of a tree's rows) take the form of attention_flash.cuh, where all four warps
 // work on one tile of queries.
@@ -22,15 +22,18 @@ namespace tnd::gpu {
 
 inline constexpr int kWideWarps = 4;
 inline constexpr int kWideThreads = kWideWarps * TND_WARP;
-inline constexpr int kWideQueries = 16 * kWideWarps;  // most of a block
+// Most queries of a block: those of its warps, or 48 where a card has no room for more beside copies of 8-bit codes
+// (99 KiB); the last warp then only copies and unpacks. A tree of 23 rows and six queries a key head takes three blocks
+// either way.
+inline constexpr int kWideQueries[] = {16 * kWideWarps, 16 * (kWideWarps - 1)};
 
 template <int DIM, bool BLOCKS>
-constexpr unsigned wide_tile_bytes() {
-  return (kWideQueries + (BLOCKS ? 1 : 2) * kAttentionTile) * (DIM + 8) * 2;
+TND_HOST_DEVICE constexpr unsigned wide_tile_bytes(int queries) {
+  return (static_cast<unsigned>(queries) + (BLOCKS ? 1 : 2) * kAttentionTile) * (DIM + 8) * 2;
 }
 template <int DIM, bool BLOCKS>
-constexpr unsigned wide_shared_bytes(const KvShape& kv) {
-  unsigned bytes = wide_tile_bytes<DIM, BLOCKS>();
+constexpr unsigned wide_shared_bytes(const KvShape& kv, int queries) {
+  unsigned bytes = wide_tile_bytes<DIM, BLOCKS>(queries);
   if (BLOCKS) {
     bytes +=
         packed_tile_bytes<DIM>(static_cast<KvType>(kv.k_type)) + packed_tile_bytes<DIM>(static_cast<KvType>(kv.v_type));
@@ -69,7 +72,7 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
   const AttentionTile tile = item.tile;
   const int queries = item.queries;
   uint16_t* sq = reinterpret_cast<uint16_t*>(shared);
-  uint16_t* sk = sq + kWideQueries * kStride;
+  uint16_t* sk = sq + f.block_queries * kStride;
   uint16_t* sv = BLOCKS ? sk : sk + kTile * kStride;
 
   // Positions that any query of the block sees; every warp finds them. Plans were written before the previous
@@ -110,7 +113,7 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
   if (!old) wait_for_previous();
   std::conditional_t<BLOCKS, PackedTiles<DIM, 1, kStride, kWideThreads, true>, NoTiles> packed;
   if constexpr (BLOCKS) {
-    packed.init(a.kv, cache, item.kv_head, slots, last_tile, shared + wide_tile_bytes<DIM, true>(), sk);
+    packed.init(a.kv, cache, item.kv_head, slots, last_tile, shared + wide_tile_bytes<DIM, true>(f.block_queries), sk);
     packed.fetch_keys(first_tile);
     packed.fetch_values(first_tile);
   } else {
@@ -320,9 +323,13 @@ template <int DIM, bool BLOCKS>
 bool launch_wide_dim(Stream& stream, FlashArgs f) {
   const AttentionArgs& a = f.a;
   const int g = a.q_heads / a.kv.heads;
-  const unsigned bytes = wide_shared_bytes<DIM, BLOCKS>(a.kv);
+  unsigned bytes = 0;
+  for (const int queries : kWideQueries) {
+    f.block_queries = queries;
+    bytes = wide_shared_bytes<DIM, BLOCKS>(a.kv, queries);
+    if (bytes <= static_cast<unsigned>(a.shared_per_block)) break;
+  }
   if (bytes > static_cast<unsigned>(a.shared_per_block)) return false;
-  f.block_queries = kWideQueries;
   f.spread = true;
   f.bulk_blocks = (a.bulk_rows * g + f.block_queries - 1) / f.block_queries;
   f.tail_blocks = (a.tail_rows * g + f.block_queries - 1) / f.block_queries;

@@ -153,9 +153,18 @@ void launch_matmul(Stream& stream, const MatmulGroup& group) {
     floats = take_type(&floats, DType::kF32);
   } else {
     for (KernelSet set : {KernelSet::kCommon, KernelSet::kOther}) {
-      const MatmulJobs jobs = jobs_of(group, set);
+      MatmulJobs jobs = jobs_of(group, set);
       if (jobs.count == 0) continue;
       if (wants_lanes(group, set) && launch_matmul_lanes(stream, group, jobs)) continue;
+      // Tiles of Q8_0 do not fit into 99 KiB: a launch that has some must not cost the others theirs.
+      if (group.rows > 64 && !has_matmul_tiles(group, jobs)) {
+        MatmulJobs others = jobs;
+        const MatmulJobs large = take_type(&others, DType::kQ8_0);
+        if (large.count > 0 && others.count > 0 && has_matmul_tiles(group, others)) {
+          launch_matmul_rows(stream, group, large, set);
+          jobs = others;
+        }
+      }
       if (group.rows > 64 && has_matmul_tiles(group, jobs)) {
         launch_matmul_tiles(stream, group, jobs, set);
       } else {

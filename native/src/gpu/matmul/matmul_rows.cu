@@ -22,13 +22,33 @@ constexpr int kThreads = kLanes * TND_WARP;
 constexpr int kOuts = 16;
 constexpr int kRedPitch = kOuts + 4;  // floats; keeps the lanes of a store on different banks
 
-// Super-blocks in a warp's ring: three to four in flight are 28 to 45 KB for the four warps of a block, where an SM of
-// H200 needs 25 to 32 (gpu-notes 2.7).
+// Super-blocks in a warp's ring, at most: three to four in flight are 28 to 45 KB for the four warps of a block, where
+// an SM of H200 needs 25 to 32 (gpu-notes 2.7). Cards with less shared memory have shorter rings (depths_of).
+constexpr int kFewestStages = 2;
 constexpr int stages(int super_bytes) {
   return super_bytes <= 3000 ? 4 : 3;
 }
-constexpr int ring_bytes(int super_bytes) {
-  return kLanes * stages(super_bytes) * super_bytes;
+constexpr int ring_bytes(int super_bytes, int stages) {
+  return kLanes * stages * super_bytes;
+}
+// Super-blocks in the rings of every job of a launch: four bits each, since kernels would copy an array to scratch.
+struct RingDepths {
+  uint32_t bits = 0;
+};
+static_assert(kMaxProducts * 4 <= 32);
+constexpr int depth_of(RingDepths depths, int job) {
+  return static_cast<int>(depths.bits >> (4 * job) & 15);
+}
+
+// copy_async_wait for a ring whose depth is known at run time only.
+[[maybe_unused]] TND_DEVICE void wait_for_stage(int depth) {
+  if (depth == kFewestStages) {
+    copy_async_wait<0>();
+  } else if (depth == kFewestStages + 1) {
+    copy_async_wait<1>();
+  } else {
+    copy_async_wait<2>();
+  }
 }
 constexpr int red_bytes(int cols) {
   return kLanes * cols * kRedPitch * static_cast<int>(sizeof(float));
@@ -40,9 +60,9 @@ struct Cursor {
 };
 
 template <class U, template <class> class TYPE, int COLS>
-TND_DEVICE void multiply_units(const MatmulJobs& args, const MatmulJob& job, int block, float* red, uint8_t* smem) {
+TND_DEVICE void multiply_units(const MatmulJobs& args, const MatmulJob& job, [[maybe_unused]] int depth, int block,
+                               float* red, uint8_t* smem) {
   using T = TYPE<U>;
-  constexpr int kStages = stages(T::kBytes);
   constexpr int kTiles = COLS > U::kCols ? COLS / U::kCols : 1;
   const int lane = static_cast<int>(lane_id());
   const int k_lane = static_cast<int>(warp_id());
@@ -51,7 +71,7 @@ TND_DEVICE void multiply_units(const MatmulJobs& args, const MatmulJob& job, int
   const int all = rows_in_use(args.live, args.rows);
   if (row0 > 0 && row0 >= all) return;  // the first chunk need not wait for the number
   const int rows = all - row0 < COLS ? all - row0 : COLS;
-  uint8_t* const ring = smem + k_lane * kStages * T::kBytes;
+  uint8_t* const ring = smem + k_lane * depth * T::kBytes;
 
   // fetch starts the copy of the next super-block into a place of the ring; past the end it only counts.
   Cursor next{block, k_lane};
@@ -73,7 +93,7 @@ TND_DEVICE void multiply_units(const MatmulJobs& args, const MatmulJob& job, int
       copy_async_commit();
     }
   };
-  for (int stage = 0; stage < kStages - 1; ++stage) fetch(stage);
+  for (int stage = 0; stage < depth - 1; ++stage) fetch(stage);
   wait_for_previous();
 
   int stage = 0;
@@ -82,11 +102,11 @@ TND_DEVICE void multiply_units(const MatmulJobs& args, const MatmulJob& job, int
     for (int s = k_lane; s < supers; s += kLanes) {
       const SuperInput in = global_input<T::kForm>(args.acts, s, row0, row0 + rows);
       if constexpr (U::kRing) {
-        copy_async_wait<kStages - 2>();
+        wait_for_stage(depth);
         sync_warp();  // all lanes have read the place that fetch fills next
-        fetch(stage == 0 ? kStages - 1 : stage - 1);
+        fetch(stage == 0 ? depth - 1 : stage - 1);
         accumulate<U, TYPE, 1, kTiles>(ring + stage * T::kBytes, 0, in, lane, acc);
-        stage = stage == kStages - 1 ? 0 : stage + 1;
+        stage = stage == depth - 1 ? 0 : stage + 1;
       } else {
         accumulate<U, TYPE, 1, kTiles>(job.data + unit * job.unit_bytes + int64_t{s} * T::kBytes, 0, in, lane, acc);
       }
@@ -120,7 +140,8 @@ constexpr int blocks_per_processor(int cols) {
 }
 
 template <class U, KernelSet SET, int COLS>
-__global__ void __launch_bounds__(kThreads, blocks_per_processor(COLS)) matmul_rows_kernel(MatmulJobs args) {
+__global__ void __launch_bounds__(kThreads, blocks_per_processor(COLS))
+    matmul_rows_kernel(MatmulJobs args, RingDepths depths) {
   let_next_start();
   TND_DYNAMIC_SHARED(uint8_t, smem);
   constexpr int kCols = COLS > U::kCols ? COLS : U::kCols;
@@ -130,47 +151,88 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor(COLS)) matmul_r
   int index = 0;
   while (block >= args.jobs[index].blocks) block -= args.jobs[index++].blocks;
   const MatmulJob& job = args.jobs[index];
+  const int depth = depth_of(depths, index);
   if constexpr (SET == KernelSet::kCommon) {
     switch (job.type) {
       case DType::kQ4_K:
-        return multiply_units<U, TypeQ4K, kCols>(args, job, block, red, rings);
+        return multiply_units<U, TypeQ4K, kCols>(args, job, depth, block, red, rings);
       case DType::kQ5_K:
-        return multiply_units<U, TypeQ5K, kCols>(args, job, block, red, rings);
+        return multiply_units<U, TypeQ5K, kCols>(args, job, depth, block, red, rings);
       case DType::kQ6_K:
-        return multiply_units<U, TypeQ6K, kCols>(args, job, block, red, rings);
+        return multiply_units<U, TypeQ6K, kCols>(args, job, depth, block, red, rings);
       default:
-        return multiply_units<U, TypeQ80, kCols>(args, job, block, red, rings);
+        return multiply_units<U, TypeQ80, kCols>(args, job, depth, block, red, rings);
     }
   } else {
     switch (job.type) {
       case DType::kQ4_0:
-        return multiply_units<U, TypeQ40, kCols>(args, job, block, red, rings);
+        return multiply_units<U, TypeQ40, kCols>(args, job, depth, block, red, rings);
       case DType::kQ4_1:
-        return multiply_units<U, TypeQ41, kCols>(args, job, block, red, rings);
+        return multiply_units<U, TypeQ41, kCols>(args, job, depth, block, red, rings);
       case DType::kQ5_0:
-        return multiply_units<U, TypeQ50, kCols>(args, job, block, red, rings);
+        return multiply_units<U, TypeQ50, kCols>(args, job, depth, block, red, rings);
       case DType::kQ5_1:
-        return multiply_units<U, TypeQ51, kCols>(args, job, block, red, rings);
+        return multiply_units<U, TypeQ51, kCols>(args, job, depth, block, red, rings);
       case DType::kIQ4_NL:
-        return multiply_units<U, TypeIQ4NL, kCols>(args, job, block, red, rings);
+        return multiply_units<U, TypeIQ4NL, kCols>(args, job, depth, block, red, rings);
       default:
-        return multiply_units<U, TypeIQ4XS, kCols>(args, job, block, red, rings);
+        return multiply_units<U, TypeIQ4XS, kCols>(args, job, depth, block, red, rings);
     }
   }
 }
 
 template <class U>
-int shared_bytes(const MatmulJobs& jobs, int cols) {
+int shared_bytes(const MatmulJobs& jobs, const RingDepths& depths, int cols) {
   int ring = 0;
-  for (int i = 0; i < jobs.count; ++i) ring = std::max(ring, ring_bytes(super_bytes(jobs.jobs[i].type)));
+  for (int i = 0; i < jobs.count; ++i) {
+    ring = std::max(ring, ring_bytes(super_bytes(jobs.jobs[i].type), depth_of(depths, i)));
+  }
   return red_bytes(cols) + (U::kRing ? ring : 0);
+}
+
+// Bytes that each of `blocks` blocks of a processor may have. The system takes 1 KB more for each block;
+// shared_per_block is 1 KB less than a processor has.
+int share_of_processor(const MatmulGroup& group, int blocks) {
+  return (group.shared_per_block + 1024) / blocks - 1024;
+}
+
+// The deepest rings of the jobs with which two blocks fit a processor: two warps a scheduler hide more than a deeper
+// ring of one. A job that does not fit at all has its usual ring; it then runs with one block (take_large).
+RingDepths depths_of(const MatmulGroup& group, const MatmulJobs& jobs, int cols) {
+  const int room = share_of_processor(group, 2) - red_bytes(cols);
+  RingDepths depths;
+  for (int i = 0; i < jobs.count; ++i) {
+    const int super = super_bytes(jobs.jobs[i].type), most = stages(super);
+    const int fit = room / (kLanes * super);
+    depths.bits |= static_cast<uint32_t>(fit < kFewestStages ? most : std::min(fit, most)) << (4 * i);
+  }
+  return depths;
+}
+
+// Takes out of `jobs` those whose rings leave room for one block a processor only, if there are others.
+template <class U>
+MatmulJobs take_large(const MatmulGroup& group, MatmulJobs* jobs, int cols) {
+  MatmulJobs large = *jobs, others = *jobs;
+  large.count = others.count = 0;
+  const int room = share_of_processor(group, 2) - red_bytes(cols);
+  for (int i = 0; i < jobs->count; ++i) {
+    const bool fits = !U::kRing || ring_bytes(super_bytes(jobs->jobs[i].type), kFewestStages) <= room;
+    MatmulJobs& to = fits ? others : large;
+    to.jobs[to.count++] = jobs->jobs[i];
+  }
+  if (others.count == 0) return others;
+  *jobs = others;
+  return large;
 }
 
 template <class U, KernelSet SET, int COLS>
 void launch_columns(Stream& stream, const MatmulGroup& group, MatmulJobs jobs) {
   constexpr int kCols = COLS > U::kCols ? COLS : U::kCols;
-  const int shared = shared_bytes<U>(jobs, kCols);
-  // The system takes 1 KB more for each block; shared_per_block is 1 KB less than a processor has.
+  if (const MatmulJobs large = take_large<U>(group, &jobs, kCols); large.count != 0) {
+    launch_columns<U, SET, COLS>(stream, group, large);
+  }
+  const RingDepths depths = depths_of(group, jobs, kCols);
+  const int shared = shared_bytes<U>(jobs, depths, kCols);
   const int fit = std::clamp((group.shared_per_block + 1024) / (shared + 1024), 1, blocks_per_processor(COLS));
   const int blocks = share_blocks(&jobs, fit * std::max(group.processors, 1));
   launch(stream,
@@ -180,7 +242,7 @@ void launch_columns(Stream& stream, const MatmulGroup& group, MatmulJobs jobs) {
           .overlap = true,
           .bytes = weight_bytes_of(jobs),
           .name = "matmul_rows"},
-         matmul_rows_kernel<U, SET, COLS>, jobs);
+         matmul_rows_kernel<U, SET, COLS>, jobs, depths);
 }
 
 template <class U, KernelSet SET>
@@ -192,7 +254,7 @@ void launch_set(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs
   }
   if constexpr (U::kCols == 8) {
     // sm_75 has no room for 64 rows of Q8_0.
-    if (jobs.rows > 32 && shared_bytes<U>(jobs, 64) <= group.shared_per_block) {
+    if (jobs.rows > 32 && shared_bytes<U>(jobs, depths_of(group, jobs, 64), 64) <= group.shared_per_block) {
       return launch_columns<U, SET, 64>(stream, group, jobs);
     }
   }

@@ -2,6 +2,7 @@
 // The emulation has its own: native/sim/host/runtime_emu.cpp.
 #include <atomic>
 
+#include "gpu/runtime/card.h"
 #include "gpu/runtime/runtime.h"
 
 #if !defined(TND_GPU_EMU)
@@ -29,6 +30,21 @@ Status check_call(VENDOR(Error_t) code, const char* what) {
   return errorf(code == VENDOR(ErrorMemoryAllocation) ? TND_RESOURCE_EXHAUSTED : TND_INTERNAL, "%s: %s (%s %d)", what,
                 VENDOR(GetErrorString)(code), api_name(), static_cast<int>(code));
 }
+
+#if defined(TND_GPU_CUDA)
+constexpr int kDevices = 64;  // about which answers are kept
+
+// Never launched: all kernels of the library are compiled for the same processors, so this one stands for them.
+__global__ void code_kernel() {}
+
+// The compute capability that the current device's code of a kernel was made for, 86 for 8.6; 0 if there is none.
+int code_of(const void* kernel) {
+  cudaFuncAttributes attributes;
+  if (cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess) return attributes.ptxVersion;
+  (void)cudaGetLastError();
+  return 0;
+}
+#endif
 
 }  // namespace
 
@@ -71,6 +87,13 @@ Status device_info(int device, DeviceInfo* out) {
     return errorf(TND_UNIMPLEMENTED, "%s has waves of %d lanes, these kernels are for 32", p.name, p.warpSize);
   }
 #endif
+  return impersonate(out);
+}
+
+Status check_code([[maybe_unused]] const DeviceInfo& device) {
+#if defined(TND_GPU_CUDA)
+  if (code_of(reinterpret_cast<const void*>(code_kernel)) == 0) return no_code_for(device);
+#endif
   return Status();
 }
 
@@ -80,9 +103,15 @@ Status use_device(int device) {
 
 bool device_overlaps() {
 #if defined(TND_GPU_CUDA)
-  int device = 0, major = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return false;
-  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
+  static std::atomic<int> known[kDevices];  // code, one more than the answer
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || device >= kDevices) return false;
+  int code = known[device].load(std::memory_order_relaxed) - 1;
+  if (code < 0) {
+    code = code_of(reinterpret_cast<const void*>(code_kernel));
+    known[device].store(code + 1, std::memory_order_relaxed);
+  }
+  return code_starts_early(code);
 #else
   return false;
 #endif
@@ -90,13 +119,13 @@ bool device_overlaps() {
 
 int clusters_at_once([[maybe_unused]] int blocks, [[maybe_unused]] int threads, [[maybe_unused]] const void* kernel) {
 #if defined(TND_GPU_CUDA)
-  constexpr int kDevices = 64;
   static std::atomic<int> known[kDevices][9];  // one more than the answer
   int device = 0, major = 0, shared = 0;
   if (plain_launches() || cudaGetDevice(&device) != cudaSuccess || device >= kDevices || blocks > 8) return 0;
   if (const int n = known[device][blocks].load(std::memory_order_relaxed); n != 0) return n - 1;
   int n = 0;
-  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9 &&
+  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+      code_forms_clusters(major, code_of(kernel)) &&
       cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) == cudaSuccess &&
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared) == cudaSuccess) {
     cudaLaunchConfig_t config{};
@@ -140,7 +169,10 @@ Status host_alloc(uint64_t bytes, void** out) {
 #if defined(TND_GPU_CUDA)
   return check_call(cudaHostAlloc(out, bytes > 0 ? bytes : 1, cudaHostAllocDefault), "pinned host memory");
 #else
-  return check_call(hipHostMalloc(out, bytes > 0 ? bytes : 1, hipHostMallocDefault), "pinned host memory");
+  // Kernels read plans from this memory and set flags in it that the host polls, while they run: what is coherent only
+  // at the end of a kernel would not do, whatever HIP_HOST_COHERENT says.
+  constexpr unsigned kFlags = hipHostMallocCoherent | hipHostMallocMapped;
+  return check_call(hipHostMalloc(out, bytes > 0 ? bytes : 1, kFlags), "pinned host memory");
 #endif
 }
 void host_free(void* p) {

@@ -9,6 +9,7 @@
 #include "gguf/gguf.h"
 #include "gpu/matmul/matmul_layout.h"
 #include "gpu/matmul/repack.h"
+#include "gpu/runtime/card.h"
 #include "gpu/step/backend_gpu.h"
 
 namespace tnd::gpu {
@@ -193,6 +194,8 @@ Status make_backend(const char* device, int32_t threads, std::unique_ptr<Backend
   if (threads == 0) threads = static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency()));
   DeviceInfo info;
   TND_TRY(device_info(index, &info));
+  TND_TRY(use_device(index));
+  TND_TRY(check_code(info));
   auto backend = std::make_unique<GpuBackend>(index, info, threads);
   TND_TRY(backend->open());
   *out = std::move(backend);
