@@ -82,7 +82,7 @@ func OpenTraces(ctx context.Context, p Process, flags *TraceFlags) (*Traces, err
 		if err != nil {
 			return nil, err
 		}
-		t.kept.next = sdktrace.NewBatchSpanProcessor(calm{exporter})
+		t.kept.next = newGather(sdktrace.NewBatchSpanProcessor(calm{exporter}))
 		complain(p.Warn)
 	}
 	t.sdk = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(t.kept), sdktrace.WithResource(res),

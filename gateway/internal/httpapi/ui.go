@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"bytes"
 	"encoding/json"
 	"io"
 	"net/http"
@@ -23,8 +24,11 @@ const (
 	// pagePolicy lets the page load its own files and ask its own server, and nothing else.
 	pagePolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; " +
 		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-	// lookEvery is the pause between two lists of requests; every second one brings the workers, too.
-	lookEvery = 500 * time.Millisecond
+	// lookEvery is the pause between two looks for rounds. What there is goes out in one write: a page sees no difference,
+	// and each write wakes up several goroutines.
+	lookEvery = 100 * time.Millisecond
+	// Of so many looks one lists the requests, and one the workers.
+	requestsEvery, workersEvery = 5, 10
 )
 
 // addPage adds the routes of the live page. The files hold no data and need no key: the page asks for it.
@@ -90,38 +94,52 @@ func (s *Server) lookOn(rw http.ResponseWriter, r *http.Request) error {
 	defer watcher.Close()
 	out := sse.New(rw, sse.Config{})
 	defer out.Close()
-	if err := out.Begin(event(s.hello())); err != nil {
+	var seen bytes.Buffer
+	add(&seen, s.hello())
+	take := func(dst []byte) []byte { return append(dst, seen.Bytes()...) }
+	if err := out.Begin(take); err != nil {
 		return err
 	}
 	ticker := time.NewTicker(lookEvery)
 	defer ticker.Stop()
 	for n := 0; ; n++ {
-		if n%2 == 0 {
-			body := s.workers()
-			if err := out.Send(event(map[string]any{"type": "cluster", "workers": body.Workers, "groups": body.Groups,
-				"queue": s.targets.Queued()})); err != nil {
+		seen.Reset()
+		if s.look(&seen, watcher, n); seen.Len() > 0 {
+			if err := out.Send(take); err != nil {
 				return err
 			}
 		}
-		if err := out.Send(event(map[string]any{"type": "requests", "requests": watcher.Requests(),
-			"dropped": watcher.Dropped()})); err != nil {
-			return err
+		select {
+		case <-r.Context().Done():
+			return nil
+		case <-ticker.C:
 		}
-		for waiting := true; waiting; {
-			select {
-			case <-r.Context().Done():
-				return nil
-			case e := <-watcher.Events():
-				if err := out.Send(event(e)); err != nil {
-					return err
-				}
-			case <-ticker.C:
-				waiting = false
-			}
+		if n%requestsEvery != 0 {
+			continue
 		}
 		// A key that was taken away, or keys where there were none, end the look.
 		if now, ok := s.key(r); !s.authorized(r, accessLook) || ok && now.Scope() != key.Scope() {
 			return nil
+		}
+	}
+}
+
+// look writes the events of the n-th look.
+func (s *Server) look(out *bytes.Buffer, watcher *live.Watcher, n int) {
+	if n%workersEvery == 0 {
+		body := s.workers()
+		add(out, map[string]any{"type": "cluster", "workers": body.Workers, "groups": body.Groups,
+			"queue": s.targets.Queued()})
+	}
+	if n%requestsEvery == 0 {
+		add(out, map[string]any{"type": "requests", "requests": watcher.Requests(), "dropped": watcher.Dropped()})
+	}
+	for {
+		select {
+		case e := <-watcher.Events():
+			add(out, e)
+		default:
+			return
 		}
 	}
 }
@@ -135,16 +153,15 @@ func (s *Server) hello() hello {
 	return h
 }
 
-// event appends an event with v as its data.
-func event(v any) func(dst []byte) []byte {
-	return func(dst []byte) []byte {
-		b, err := json.Marshal(v)
-		if err != nil {
-			return dst // numbers that JSON cannot carry were left out before
-		}
-		dst = append(dst, "data: "...)
-		return append(append(dst, b...), "\n\n"...)
+// add appends an event with v as its data.
+func add(out *bytes.Buffer, v any) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return // numbers that JSON cannot carry were left out before
 	}
+	out.WriteString("data: ")
+	out.Write(b)
+	out.WriteString("\n\n")
 }
 
 // mostKill bounds the body of a request to kill, in bytes.

@@ -2,15 +2,21 @@ package server
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/bounds"
 	"github.com/tandem-inference/tandem/services/engine/enginefake"
+	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafttest"
+	"github.com/tandem-inference/tandem/worker-target/internal/watch"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 )
 
@@ -164,4 +170,50 @@ func TestWatchEndsWithTheWorker(t *testing.T) {
 	if rpcerr.Code(err) != codes.Unavailable {
 		t.Errorf("a later watch: %v", err)
 	}
+}
+
+// watcher is the stream of a watch that keeps what is sent.
+type watcher struct {
+	grpc.ServerStream
+	ctx  context.Context
+	sent []*tandemv1.WatchRoundsResponse
+}
+
+func (w *watcher) Context() context.Context { return w.ctx }
+
+func (w *watcher) Send(m *tandemv1.WatchRoundsResponse) error {
+	w.sent = append(w.sent, m)
+	return nil
+}
+
+// TestWatchSendsManyAtATime: nothing wakes up the stream for one event.
+func TestWatchSendsManyAtATime(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
+		f := watch.New()
+		s := &Server{feed: f}
+		ctx, leave := context.WithCancel(t.Context())
+		w := &watcher{ctx: ctx}
+		done := make(chan error, 1)
+		go func() { done <- s.WatchRounds(&tandemv1.WatchRoundsRequest{MaxPerSecond: 1000}, w) }()
+		synctest.Wait()
+		r := watch.NewRecorder(f)
+		for i := range 3 {
+			r.Start(uint64(i + 1))
+			r.Finish(0)
+		}
+		time.Sleep(watchEvery - time.Millisecond)
+		synctest.Wait()
+		if len(w.sent) != 0 {
+			t.Errorf("%d events were sent at once", len(w.sent))
+		}
+		time.Sleep(time.Millisecond)
+		synctest.Wait()
+		if len(w.sent) != 3 {
+			t.Errorf("%d events were sent after a while, want 3", len(w.sent))
+		}
+		leave()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("the watch ended with %v", err)
+		}
+	})
 }

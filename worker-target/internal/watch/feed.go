@@ -22,8 +22,9 @@ const (
 	MostRate = 1000
 	// mostWatches bounds the watchers: gateways, and people who look for themselves.
 	mostWatches = 16
-	// room is how many events wait for a watcher: more seconds without a loss, and more memory, about 1 KB each.
-	room = 256
+	// room is how many events wait for a watcher, which takes them a few times a second: more seconds without a loss, and
+	// more memory, about 1 KB each.
+	room = 1024
 )
 
 // Feed hands the events of a worker to its watchers. A nil Feed has none.
