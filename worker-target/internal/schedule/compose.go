@@ -163,8 +163,12 @@ func (e *Engine) addPieces(now time.Time) {
 	if len(m.pieces) > 1 {
 		slices.SortStableFunc(m.pieces, func(a, b *part) int { return e.before(a, b, now) })
 	}
-	room, bounded := e.room(now)
+	free, bounded := e.room(now)
 	for _, p := range m.pieces {
+		room := free
+		if bounded && p.replay() {
+			room = max(room, m.base+e.longestGap(now))
+		}
 		if !m.fits(p, 1, e.rows) || p.err != nil {
 			continue
 		}
@@ -176,7 +180,8 @@ func (e *Engine) addPieces(now time.Time) {
 			most -= keptRows(p.step)
 		}
 		n := e.rowsOf(p, min(p.left(), most), room, bounded)
-		if n == 0 && m.prompt == 0 && (m.rounds == 0 && !m.others || now.Sub(p.served) >= e.longestGap(now)) {
+		if n == 0 && m.prompt == 0 &&
+			(m.rounds == 0 && !m.others || p.replay() || now.Sub(p.served) >= e.longestGap(now)) {
 			n = e.down(p, min(p.left(), most, e.unitOf(p)))
 		}
 		if n == 0 || m.prompt > 0 && !e.gainsPrompt(p, n) {

@@ -19,9 +19,12 @@
 // slow reader does not slow prompts down for good. A piece that found no room for as long as a stream may wait gets its
 // smallest cut anyway. So neither starves the other.
 //
+// What a request had at a worker that was lost is read sooner, since its client waits amid its answer: before other
+// prompts, and as many rows in a step as take one such gap. Running streams wait up to twice as long meanwhile.
+//
 // # Which piece
 //
-// The highest priority first. Among equals the key that was served least, by virtual time: start-time fair queueing
+// The highest priority first, then replays. Among equals the key that was served least, by virtual time: start-time fair queueing
 // (Goyal, Vin, Cheng, 1996) with rows as the unit of service. Among the requests of a key comes the one with the least
 // left to read, minus a credit for its wait (request.go).
 //

@@ -16,6 +16,8 @@ type Request struct {
 	Key      uint64 // of the client: keys get equal service
 	Priority int    // higher first
 	Prompt   int    // tokens of the prompt, 0 = not known
+	// Replay says that the request was at another worker, which was lost: its client waits amid its answer.
+	Replay bool
 }
 
 // request is a Request that arrived.
@@ -78,6 +80,8 @@ func (p *part) priority() int {
 	return p.request.Priority
 }
 
+func (p *part) replay() bool { return p.request != nil && p.request.Replay }
+
 const (
 	// ageing is the credit for waiting: this share of the rows that the machine could have read in that time is
 	// subtracted from the rows that the request has left to read. A request that takes T alone waits for shorter ones
@@ -104,10 +108,16 @@ func (e *Engine) remaining(p *part, now time.Time) float64 {
 	return float64(left) - ageing*rate*now.Sub(since).Seconds()
 }
 
-// before orders pieces: priority, the key that was served least, then the request of the key.
+// before orders pieces: priority, replays, the key that was served least, then the request of the key.
 func (e *Engine) before(a, b *part, now time.Time) int {
 	if c := cmp.Compare(b.priority(), a.priority()); c != 0 {
 		return c
+	}
+	if a.replay() != b.replay() {
+		if a.replay() {
+			return -1
+		}
+		return 1
 	}
 	if a.key() != b.key() {
 		if c := cmp.Compare(e.keys.all[a.key()], e.keys.all[b.key()]); c != 0 {

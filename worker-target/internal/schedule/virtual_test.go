@@ -320,6 +320,62 @@ func TestSmallestCut(t *testing.T) {
 	})
 }
 
+// TestReplay: where streams leave hardly any room, what a request had elsewhere is read twice as fast as a new prompt,
+// and before one that came earlier. Streams wait up to twice as long as they may otherwise.
+func TestReplay(t *testing.T) {
+	const gap, rows = 4 * time.Millisecond, 256
+	read := func(replay bool) (took, before, worst time.Duration) {
+		racetest.Bubble(t, func(t *testing.T) {
+			e := paced(t, Options{MaxTokenGap: gap}, nil)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			var wait sync.WaitGroup
+			var longest [4]time.Duration
+			for i := range longest {
+				wait.Go(func() {
+					decodeRows(ctx, t, e, func() time.Duration { return 0 }, func(gap time.Duration) {
+						longest[i] = max(longest[i], gap)
+					})
+				})
+			}
+			time.Sleep(100 * time.Millisecond)
+			other := make(chan time.Duration, 1)
+			go func() { other <- readAsDecoded(ctx, t, e.For(Request{Prompt: rows / 2}), rows/2) }()
+			time.Sleep(time.Millisecond)
+			took = readAsDecoded(ctx, t, e.For(Request{Prompt: rows, Replay: replay}), rows)
+			before = <-other
+			cancel()
+			wait.Wait()
+			worst = slices.Max(longest[:])
+		})
+		return took, before, worst
+	}
+	took, other, worst := read(true)
+	slow, first, usual := read(false)
+	t.Logf("%d rows in %v as a replay, %v as a prompt; the prompt beside them in %v and %v; gaps of %v and %v",
+		rows, took, slow, other, first, worst, usual)
+	if 2*took > slow || other < took || first > slow || worst > 2*gap {
+		t.Error("a replay waits too long, or makes others wait")
+	}
+}
+
+// readAsDecoded reads a prompt that has the bits of decoding, in one piece, and returns how long it took.
+func readAsDecoded(ctx context.Context, t *testing.T, e engine.Target, rows int) time.Duration {
+	start := time.Now()
+	seq, err := e.NewSequence(ctx)
+	if err != nil {
+		t.Error(err)
+		return 0
+	}
+	defer func() { _ = e.FreeSequence(ctx, seq) }()
+	step := pieceOf(seq, 0, rows)
+	step.Groups[0].Kind = engine.KindDecode
+	if err := e.Step(ctx, step, &engine.StepResult{}); err != nil {
+		t.Error(err)
+	}
+	return time.Since(start)
+}
+
 // TestSlowReader: a stream that asks for no steps, because its client does not read, holds up nobody: others decode at
 // once, and a second later prompts run in whole pieces.
 func TestSlowReader(t *testing.T) {

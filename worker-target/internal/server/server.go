@@ -268,6 +268,7 @@ func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService
 	ran = true
 	result, err := place.slot.Run(ctx, s.scheduled(engine, schedule.Request{
 		Key: m.FairnessKey, Priority: int(m.Priority), Prompt: len(m.PromptTokens) + len(m.CommittedTokens),
+		Replay: len(m.CommittedTokens) > 0,
 	}), req, out, &stats)
 	place.end()
 	s.account(&stats, err)
