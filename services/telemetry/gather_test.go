@@ -2,6 +2,7 @@ package telemetry
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,12 +12,15 @@ import (
 )
 
 // counter counts the spans that it gets.
-type counter struct{ spans, flushed, shut int }
+type counter struct {
+	spans         atomic.Int64
+	flushed, shut int64
+}
 
 func (c *counter) OnStart(context.Context, sdktrace.ReadWriteSpan) {}
-func (c *counter) OnEnd(sdktrace.ReadOnlySpan)                     { c.spans++ }
-func (c *counter) Shutdown(context.Context) error                  { c.shut = c.spans; return nil }
-func (c *counter) ForceFlush(context.Context) error                { c.flushed = c.spans; return nil }
+func (c *counter) OnEnd(sdktrace.ReadOnlySpan)                     { c.spans.Add(1) }
+func (c *counter) Shutdown(context.Context) error                  { c.shut = c.spans.Load(); return nil }
+func (c *counter) ForceFlush(context.Context) error                { c.flushed = c.spans.Load(); return nil }
 
 // TestGather: spans wait for each other, but not for long, and none is left behind.
 func TestGather(t *testing.T) {
@@ -29,16 +33,16 @@ func TestGather(t *testing.T) {
 			}
 			synctest.Wait()
 		}
-		passes := func(d time.Duration, want int) {
+		passes := func(d time.Duration, want int64) {
 			t.Helper()
 			time.Sleep(d)
 			synctest.Wait()
-			if c.spans != want {
-				t.Errorf("%d spans were handed on, want %d", c.spans, want)
+			if got := c.spans.Load(); got != want {
+				t.Errorf("%d spans were handed on, want %d", got, want)
 			}
 		}
 		for round := range 2 { // the timer of the first is used again
-			had := c.spans
+			had := c.spans.Load()
 			end(3)
 			passes(gatherFor-time.Millisecond, had)
 			passes(time.Millisecond, had+3)
