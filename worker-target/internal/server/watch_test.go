@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -172,17 +173,17 @@ func TestWatchEndsWithTheWorker(t *testing.T) {
 	}
 }
 
-// watcher is the stream of a watch that keeps what is sent.
+// watcher is the stream of a watch that counts what is sent.
 type watcher struct {
 	grpc.ServerStream
 	ctx  context.Context
-	sent []*tandemv1.WatchRoundsResponse
+	sent atomic.Int64
 }
 
 func (w *watcher) Context() context.Context { return w.ctx }
 
-func (w *watcher) Send(m *tandemv1.WatchRoundsResponse) error {
-	w.sent = append(w.sent, m)
+func (w *watcher) Send(*tandemv1.WatchRoundsResponse) error {
+	w.sent.Add(1)
 	return nil
 }
 
@@ -203,13 +204,13 @@ func TestWatchSendsManyAtATime(t *testing.T) {
 		}
 		time.Sleep(watchEvery - time.Millisecond)
 		synctest.Wait()
-		if len(w.sent) != 0 {
-			t.Errorf("%d events were sent at once", len(w.sent))
+		if n := w.sent.Load(); n != 0 {
+			t.Errorf("%d events were sent at once", n)
 		}
 		time.Sleep(time.Millisecond)
 		synctest.Wait()
-		if len(w.sent) != 3 {
-			t.Errorf("%d events were sent after a while, want 3", len(w.sent))
+		if n := w.sent.Load(); n != 3 {
+			t.Errorf("%d events were sent after a while, want 3", n)
 		}
 		leave()
 		if err := <-done; !errors.Is(err, context.Canceled) {
