@@ -24,9 +24,9 @@
 //
 // # Which piece
 //
-// The highest priority first, then replays. Among equals the key that was served least, by virtual time: start-time fair queueing
-// (Goyal, Vin, Cheng, 1996) with rows as the unit of service. Among the requests of a key comes the one with the least
-// left to read, minus a credit for its wait (request.go).
+// The highest priority first, then replays. Among equals the key that was served least, by virtual time: start-time
+// fair queueing (Goyal, Vin, Cheng, 1996) with rows as the unit of service. Among the requests of a key comes the one
+// with the least left to read, minus a credit for its wait (request.go).
 //
 // # Engines in stages
 //
