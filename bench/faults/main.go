@@ -15,7 +15,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/tandem-inference/tandem/bench/report"
@@ -69,10 +68,7 @@ func run(ctx context.Context, cfg faults.Config, only, out string) (bool, error)
 	if !cfg.Namespaces {
 		fmt.Println("\nWithout network namespaces: links hold packets back, the kernel drops none.")
 	}
-	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
-		return false, err
-	}
-	file, err := os.Create(strings.TrimSuffix(out, filepath.Ext(out)) + ".history")
+	file, err := report.Beside(out, ".history")
 	if err != nil {
 		return false, err
 	}

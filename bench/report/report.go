@@ -120,6 +120,14 @@ func Main(run func(ctx context.Context) (passed bool, err error)) {
 	}
 }
 
+// Beside creates a file beside that of results, with another extension, and the folder of both.
+func Beside(results, extension string) (*os.File, error) {
+	if err := os.MkdirAll(filepath.Dir(results), 0o755); err != nil {
+		return nil, err
+	}
+	return os.Create(strings.TrimSuffix(results, filepath.Ext(results)) + extension)
+}
+
 // Judge writes a result to a file, prints the problems and the last line, PASS or FAIL.
 func Judge(file string, result any, problems []string) (passed bool, err error) {
 	if err := WriteJSON(file, result); err != nil {

@@ -65,10 +65,7 @@ func run(ctx context.Context, cfg faults.Upgrade, from, out string) (_ bool, err
 		defer store.Stop()
 		cfg.Store = "etcd://" + store.Endpoint + "/upgrade"
 	}
-	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
-		return false, err
-	}
-	file, err := os.Create(strings.TrimSuffix(out, filepath.Ext(out)) + ".history")
+	file, err := report.Beside(out, ".history")
 	if err != nil {
 		return false, err
 	}

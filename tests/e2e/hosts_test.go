@@ -34,13 +34,9 @@ func ownAddress(t *testing.T) string {
 // freePorts returns ports at an address that nobody has now.
 func freePorts(t *testing.T, ip string, n int) (at []string) {
 	t.Helper()
-	for range n {
-		l, err := net.Listen("tcp", net.JoinHostPort(ip, "0"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		at = append(at, l.Addr().String())
+	at, err := cluster.FreeAddresses(ip, n)
+	if err != nil {
+		t.Fatal(err)
 	}
 	return at
 }

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/server/v3/embed"
+
+	"github.com/tandem-inference/tandem/tests/cluster"
 )
 
 // Server is an etcd of one member.
@@ -37,7 +39,7 @@ func Open(dir, ip string) (*Server, error) {
 	c := embed.NewConfig()
 	c.Dir, c.LogLevel, c.LogOutputs = dir, "fatal", []string{"stderr"}
 	c.UnsafeNoFsync = true // what a test writes need not outlive the machine
-	hosts, err := free(2)
+	hosts, err := cluster.FreeAddresses("127.0.0.1", 2)
 	if err != nil {
 		return nil, err
 	}
@@ -87,17 +89,4 @@ func (s *Server) Stop() {
 		s.etcd.Close()
 		s.etcd = nil
 	}
-}
-
-// free are addresses that nobody has at the moment.
-func free(n int) (at []string, err error) {
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		defer l.Close()
-		at = append(at, l.Addr().String())
-	}
-	return at, nil
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/tandem-inference/tandem/services/shared/etcdstore"
 	"github.com/tandem-inference/tandem/services/shared/storetest"
 	"github.com/tandem-inference/tandem/services/testwait"
+	"github.com/tandem-inference/tandem/tests/cluster"
 )
 
 func open(t *testing.T, s *Server, prefix string) *etcdstore.Store {
@@ -92,7 +93,7 @@ func TestAway(t *testing.T) {
 
 // TestNobodyThere: an etcd that cannot be reached is an error in a few seconds that names its address.
 func TestNobodyThere(t *testing.T) {
-	addresses, err := free(1)
+	addresses, err := cluster.FreeAddresses("127.0.0.1", 1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,11 +9,9 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net/http"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/tandem-inference/tandem/tests/client"
@@ -77,37 +75,21 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 		return nil, err
 	}
 	defer r.close()
-	notes := history.NewRecorder(cfg.History)
-	b := &browser{bases: r.bases(), notes: notes, http: &http.Client{Transport: &http.Transport{
-		MaxIdleConnsPerHost: cfg.Clients, ResponseHeaderTimeout: silence}}}
-	all := asks(cfg.Tokens)
-	if cfg.Asks > 0 {
-		all = all[:min(len(all), cfg.Asks)]
-	}
-	if err := b.references(ctx, all); err != nil {
+	out := &Result{}
+	records, took, err := cfg.underLoad(ctx, r.bases(), func(notes *history.Recorder) error {
+		counting, end := context.WithCancel(ctx)
+		defer end()
+		counted := make(chan int, 1)
+		go func() { counted <- r.replays(counting) }()
+		err := r.campaign(ctx, notes, out)
+		end()
+		out.Replays = <-counted
+		return err
+	})
+	if err != nil {
 		return nil, fmt.Errorf("%w\n%s", err, r.logs())
 	}
-	out := &Result{}
-	start := time.Now()
-	traffic, end := context.WithCancel(ctx)
-	defer end()
-	var group sync.WaitGroup
-	for n := range cfg.Clients {
-		group.Go(func() { b.traffic(ctx, traffic, n, all, rand.New(rand.NewPCG(cfg.Seed, uint64(n+1)))) })
-	}
-	group.Go(func() { out.Replays = r.replays(traffic) })
-	err = r.campaign(ctx, notes, out)
-	end()
-	group.Wait()
-	out.Seconds = time.Since(start).Seconds()
-	if err != nil {
-		return nil, err
-	}
-	records, err := notes.Records()
-	if err != nil {
-		return nil, fmt.Errorf("the history: %w", err)
-	}
-	out.Report = cfg.Check(records)
+	out.Seconds, out.Report = took.Seconds(), cfg.Check(records)
 	return out, nil
 }
 

@@ -112,17 +112,7 @@ func startRig(ctx context.Context, cfg Config) (r *rig, err error) {
 	if err := r.startWorkers(ctx); err != nil {
 		return r, err
 	}
-	for {
-		why := r.unfit(ctx)
-		if why == nil {
-			return r, nil
-		}
-		select {
-		case <-ctx.Done():
-			return r, fmt.Errorf("the cluster is not ready: %w", why)
-		case <-time.After(pollTime):
-		}
-	}
+	return r, until(ctx, r.unfit)
 }
 
 // openStore starts the etcd of several gateways, and makes the authority that they have together.
@@ -137,11 +127,26 @@ func (r *rig) openStore(ctx context.Context) (err error) {
 	if r.store, err = etcd.Open(filepath.Join(r.dir, "etcd"), ip); err != nil {
 		return err
 	}
-	return command(ctx, "", filepath.Join(r.root, "bin", "tandem"), "certs", "init", "--authority", r.authority())
+	return command(ctx, "", r.program("", "tandem"), "certs", "init", "--authority", r.authority())
 }
 
 // pollTime is the pause between two looks at the cluster: more of it finds later that a fault is healed.
 const pollTime = 100 * time.Millisecond
+
+// until waits until a cluster is as it should be: why says what is missing.
+func until(ctx context.Context, why func(ctx context.Context) error) error {
+	for {
+		missing := why(ctx)
+		if missing == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("the cluster is not ready: %w", missing)
+		case <-time.After(pollTime):
+		}
+	}
+}
 
 // newPart makes a part with a host and an address, and a link to it.
 func (r *rig) newPart(ctx context.Context, name, role string) (*part, error) {
@@ -206,6 +211,17 @@ func (r *rig) model(name string) string {
 	return filepath.Join(r.root, "models", name)
 }
 
+// program is the path of a program in a folder; empty = bin of the checkout.
+func (r *rig) program(folder, name string) string {
+	return filepath.Join(cmp.Or(folder, filepath.Join(r.root, "bin")), name)
+}
+
+// common are the flags of all workers.
+func common() []string {
+	return []string{"--parent-pid", strconv.Itoa(os.Getpid()), "--threads", "1", "--max-ctx", "4096", "--lanes", "8",
+		"--log-level", "info"}
+}
+
 // clientPort is the HTTP port of gateways: on hosts of their own always the same.
 func (r *rig) clientPort(p *part) (int, error) {
 	if r.cfg.Namespaces {
@@ -261,8 +277,7 @@ const apiKey = "campaign"
 
 // start runs a program of bin/ on the host of a part. The channel is closed when it has ended.
 func (r *rig) start(p *part, program string, args ...string) (ended chan struct{}, err error) {
-	line := p.host.inside(append([]string{filepath.Join(cmp.Or(p.programs, filepath.Join(r.root, "bin")), program)},
-		args...)...)
+	line := p.host.inside(append([]string{r.program(p.programs, program)}, args...)...)
 	cmd := exec.Command(line[0], line[1:]...)
 	cmd.Env = append(os.Environ(), "TMPDIR="+p.dir, "XDG_CACHE_HOME="+filepath.Join(r.dir, "cache"),
 		"XDG_CONFIG_HOME="+p.dir)
@@ -296,13 +311,12 @@ func (r *rig) startWorkers(ctx context.Context) error {
 		return err
 	}
 	certs := filepath.Join(r.dir, "stage-certs")
-	issue := exec.CommandContext(ctx, filepath.Join(r.root, "bin", "tandem"), "certs", "issue", "target", "stage", certs,
+	issue := exec.CommandContext(ctx, r.program("", "tandem"), "certs", "issue", "target", "stage", certs,
 		"--authority", r.authority(), "--life", "240h")
 	if out, err := issue.CombinedOutput(); err != nil {
 		return fmt.Errorf("certificate of the stage: %w: %s", err, out)
 	}
-	common := []string{"--supervise", "--parent-pid", strconv.Itoa(os.Getpid()), "--hang-timeout",
-		r.cfg.HangTimeout.String(), "--threads", "1", "--max-ctx", "4096", "--lanes", "8", "--log-level", "info"}
+	common := append([]string{"--supervise", "--hang-timeout", r.cfg.HangTimeout.String()}, common()...)
 	if _, err := r.start(lastLayers, "worker-target", append([]string{"--stage", "2/2", "--model", r.model(targetModel),
 		"--target-layer-split", "5,3", "--listen", lastLayers.address, "--certs", certs}, common...)...); err != nil {
 		return err

@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/tandem-inference/tandem/tests/faults/history"
@@ -414,6 +415,42 @@ func (b *browser) references(ctx context.Context, all []ask) error {
 		}
 	}
 	return nil
+}
+
+// underLoad takes the references, streams answers from the gateways at bases while during runs, and returns what was
+// recorded and how long it took.
+func (c *Config) underLoad(ctx context.Context, bases []string, during func(notes *history.Recorder) error) (
+	records []history.Record, took time.Duration, err error,
+) {
+	notes := history.NewRecorder(c.History)
+	b := &browser{bases: bases, notes: notes, http: &http.Client{Transport: &http.Transport{
+		MaxIdleConnsPerHost: c.Clients, ResponseHeaderTimeout: silence}}}
+	defer b.http.CloseIdleConnections()
+	all := asks(c.Tokens)
+	if c.Asks > 0 {
+		all = all[:min(len(all), c.Asks)]
+	}
+	if err := b.references(ctx, all); err != nil {
+		return nil, 0, err
+	}
+	start := time.Now()
+	traffic, end := context.WithCancel(ctx)
+	defer end()
+	var group sync.WaitGroup
+	for n := range c.Clients {
+		group.Go(func() { b.traffic(ctx, traffic, n, all, rand.New(rand.NewPCG(c.Seed, uint64(n+1)))) })
+	}
+	err = during(notes)
+	end()
+	group.Wait()
+	took = time.Since(start)
+	if err != nil {
+		return nil, took, err
+	}
+	if records, err = notes.Records(); err != nil {
+		err = fmt.Errorf("the history: %w", err)
+	}
+	return records, took, err
 }
 
 // traffic asks one request after the other until until ends; streams that were begun end first.

@@ -4,15 +4,11 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -100,40 +96,18 @@ func (u *upgrade) run(ctx context.Context) (*Upgraded, error) {
 	if err := u.begin(ctx); err != nil {
 		return nil, err
 	}
-	notes := history.NewRecorder(u.cfg.History)
-	b := &browser{bases: []string{u.balancer.base}, notes: notes, http: &http.Client{Transport: &http.Transport{
-		MaxIdleConnsPerHost: u.cfg.Clients, ResponseHeaderTimeout: silence}}}
-	defer b.http.CloseIdleConnections()
-	all := asks(u.cfg.Tokens)
-	if u.cfg.Asks > 0 {
-		all = all[:min(len(all), u.cfg.Asks)]
-	}
-	if err := b.references(ctx, all); err != nil {
-		return nil, err
-	}
-	start := time.Now()
-	traffic, end := context.WithCancel(ctx)
-	defer end()
-	var group sync.WaitGroup
-	for n := range u.cfg.Clients {
-		group.Go(func() { b.traffic(ctx, traffic, n, all, rand.New(rand.NewPCG(u.cfg.Seed, uint64(n+1)))) })
-	}
-	err = u.replaceAll(ctx, notes)
-	end()
-	group.Wait()
+	records, took, err := u.cfg.underLoad(ctx, []string{u.balancer.base}, func(notes *history.Recorder) error {
+		return u.replaceAll(ctx, notes)
+	})
 	if err != nil {
 		return nil, err
-	}
-	records, err := notes.Records()
-	if err != nil {
-		return nil, fmt.Errorf("the history: %w", err)
 	}
 	limits := u.cfg.limits()
 	limit := history.Limit{Gap: limits.Faults[kind{act: kill, role: target}.String()].Gap}
 	for _, s := range u.steps {
 		limits.Faults["replace "+s.Name] = limit
 	}
-	return &Upgraded{Report: history.Check(records, limits), Seconds: time.Since(start).Seconds(), Steps: u.steps}, nil
+	return &Upgraded{Report: history.Check(records, limits), Seconds: took.Seconds(), Steps: u.steps}, nil
 }
 
 // begin starts the cluster before.
@@ -160,9 +134,8 @@ func (u *upgrade) begin(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		args := append([]string{"--worker-id", w.name, "--listen", p.address, "--parent-pid", strconv.Itoa(os.Getpid()),
-			"--threads", "1", "--max-ctx", "4096", "--lanes", "8", "--log-level", "info"}, w.args...)
-		u.workers = append(u.workers, &place{part: p, program: w.program, args: args})
+		args := append([]string{"--worker-id", w.name, "--listen", p.address}, w.args...)
+		u.workers = append(u.workers, &place{part: p, program: w.program, args: append(args, common()...)})
 	}
 	for _, w := range u.workers {
 		if err := u.launch(w, u.cfg.From); err != nil {
@@ -217,18 +190,11 @@ func (u *upgrade) launch(p *place, programs string) (err error) {
 func (u *upgrade) ready(ctx context.Context) error {
 	ctx, stop := context.WithTimeout(ctx, endTime)
 	defer stop()
-	for {
-		why := u.missing(ctx)
-		if why == nil {
-			u.balancer.check(ctx)
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("the cluster is not ready: %w", why)
-		case <-time.After(pollTime):
-		}
+	if err := until(ctx, u.missing); err != nil {
+		return err
 	}
+	u.balancer.check(ctx)
+	return nil
 }
 
 // missing says which worker is not ready where; nil = all are.
@@ -309,11 +275,8 @@ func (u *upgrade) leave(ctx context.Context, p *place) error {
 		if p.role == target {
 			args = append(args, "--move")
 		}
-		programs := u.cfg.To
-		if programs == "" {
-			programs = filepath.Join(u.root, "bin")
-		}
-		if out, err := exec.CommandContext(ctx, filepath.Join(programs, "tandem"), args...).CombinedOutput(); err != nil {
+		out, err := exec.CommandContext(ctx, u.program(u.cfg.To, "tandem"), args...).CombinedOutput()
+		if err != nil {
 			return fmt.Errorf("tandem drain: %w\n%s", err, out)
 		}
 	}

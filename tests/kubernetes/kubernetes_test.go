@@ -80,13 +80,11 @@ func serve(t *testing.T, program string) string {
 	keyFile, tokens := filepath.Join(dir, "key.pem"), filepath.Join(dir, "tokens.csv")
 	write(t, keyFile, pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)}))
 	write(t, tokens, []byte(adminToken+",admin,1,system:masters\n"+gatewayToken+","+account+",2\n"))
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	addresses, err := cluster.FreeAddresses("127.0.0.1", 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	address := l.Addr().String()
-	_ = l.Close()
-	_, port, _ := net.SplitHostPort(address)
+	_, port, _ := net.SplitHostPort(addresses[0])
 	var log bytes.Buffer
 	server := exec.Command(program, "--etcd-servers", "http://"+store.Endpoint, "--bind-address", "127.0.0.1",
 		"--secure-port", port, "--cert-dir", dir, "--token-auth-file", tokens, "--authorization-mode", "RBAC",
@@ -110,7 +108,7 @@ func serve(t *testing.T, program string) string {
 			t.Logf("the API server's log ends with\n%s", text[max(0, len(text)-8<<10):])
 		}
 	})
-	return address
+	return addresses[0]
 }
 
 // prepare waits for the server, makes the namespace and gives the gateways' account the chart's rights in it.
