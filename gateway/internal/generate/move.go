@@ -23,19 +23,19 @@ const quiet = 250 * time.Millisecond
 type ear struct {
 	mu    sync.Mutex // guards the following
 	last  time.Time
-	again chan struct{} // closed with the next message; nil = nobody waits for one
+	awake context.CancelFunc // called with the next message; nil = nobody waits for one
 }
 
 func newEar() *ear { return &ear{last: time.Now()} }
 
-// hears notes a message.
-func (e *ear) hears() {
+// hear records that a message came.
+func (e *ear) hear() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.last = time.Now()
-	if e.again != nil {
-		close(e.again)
-		e.again = nil
+	if e.awake != nil {
+		e.awake()
+		e.awake = nil
 	}
 }
 
@@ -46,22 +46,12 @@ func (e *ear) silence() time.Duration {
 	return time.Since(e.last)
 }
 
-// untilHeard returns a context that ends with the next message.
+// untilHeard returns a context that ends with the next message. One at a time is awaited.
 func (e *ear) untilHeard(ctx context.Context) (context.Context, context.CancelFunc) {
-	e.mu.Lock()
-	if e.again == nil {
-		e.again = make(chan struct{})
-	}
-	again := e.again
-	e.mu.Unlock()
 	ctx, cancel := context.WithCancel(ctx)
-	go func() {
-		defer cancel()
-		select {
-		case <-again:
-		case <-ctx.Done():
-		}
-	}()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.awake = cancel
 	return ctx, cancel
 }
 

@@ -270,7 +270,7 @@ func (s *stream) compute(ctx context.Context, slot *cluster.Slot, e *ear, cancel
 			}
 			return tooLarge(err)
 		}
-		e.hears()
+		e.hear()
 		if err := s.verify.message(msg); err != nil {
 			return err
 		}
