@@ -14,7 +14,9 @@ import (
 )
 
 // balancer is a proxy before gateways, as every load balancer is one: requests go to the gateways that are ready, in
-// turn, and to the next one where a gateway cannot be reached or says that it cannot serve.
+// turn, and to the next one where a gateway cannot be reached or says that it cannot serve. Each has a connection of its
+// own, as behind nginx unless it is told otherwise: a gateway that ends closes idle ones, and a request that is just
+// being written to one would be lost.
 type balancer struct {
 	base      string
 	listener  net.Listener
@@ -40,7 +42,7 @@ func newBalancer(ctx context.Context) (*balancer, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &balancer{base: "http://" + l.Addr().String(), listener: l, transport: &http.Transport{MaxIdleConnsPerHost: 16}}
+	b := &balancer{base: "http://" + l.Addr().String(), listener: l, transport: &http.Transport{DisableKeepAlives: true}}
 	proxy := &httputil.ReverseProxy{Transport: b, FlushInterval: -1,
 		Rewrite: func(r *httputil.ProxyRequest) { r.Out.URL.Scheme = "http" }}
 	server := &http.Server{Handler: proxy, ReadHeaderTimeout: silence}
