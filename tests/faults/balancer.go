@@ -14,9 +14,9 @@ import (
 )
 
 // balancer is a proxy before gateways, as every load balancer is one: requests go to the gateways that are ready, in
-// turn, and to the next one where a gateway cannot be reached or says that it cannot serve. Each has a connection of its
-// own, as behind nginx unless it is told otherwise: a gateway that ends closes idle ones, and a request that is just
-// being written to one would be lost.
+// turn, and to the next one where a gateway cannot be reached or says that it cannot serve. Each has a connection of
+// its own, as behind nginx unless it is told otherwise: a gateway that ends closes idle ones, and a request that is
+// just being written to one would be lost.
 type balancer struct {
 	base      string
 	listener  net.Listener
