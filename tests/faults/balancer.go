@@ -14,9 +14,7 @@ import (
 )
 
 // balancer is a proxy before gateways, as every load balancer is one: requests go to the gateways that are ready, in
-// turn, and to the next one where a gateway cannot be reached or says that it cannot serve. Each has a connection of
-// its own, as behind nginx unless it is told otherwise: a gateway that ends closes idle ones, and a request that is
-// just being written to one would be lost.
+// turn, and to the next one where a gateway cannot be reached or says that it cannot serve.
 type balancer struct {
 	base      string
 	listener  net.Listener
@@ -36,13 +34,14 @@ type upstream struct {
 // healthTime is the pause between two health checks.
 const healthTime = 100 * time.Millisecond
 
-// newBalancer serves until ctx ends.
-func newBalancer(ctx context.Context) (*balancer, error) {
+// newBalancer serves until ctx ends. It keeps connections, or makes one for each request: a gateway that does not tell
+// beforehand that it ends closes idle ones, perhaps while a request is on its way.
+func newBalancer(ctx context.Context, keep bool) (*balancer, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
-	b := &balancer{base: "http://" + l.Addr().String(), listener: l, transport: &http.Transport{DisableKeepAlives: true}}
+	b := &balancer{base: "http://" + l.Addr().String(), listener: l, transport: &http.Transport{DisableKeepAlives: !keep}}
 	proxy := &httputil.ReverseProxy{Transport: b, FlushInterval: -1,
 		Rewrite: func(r *httputil.ProxyRequest) { r.Out.URL.Scheme = "http" }}
 	server := &http.Server{Handler: proxy, ReadHeaderTimeout: silence}
@@ -60,6 +59,9 @@ func newBalancer(ctx context.Context) (*balancer, error) {
 	}()
 	return b, nil
 }
+
+// keeps tells whether connections to gateways are kept.
+func (b *balancer) keeps() bool { return !b.transport.DisableKeepAlives }
 
 // add takes a gateway in.
 func (b *balancer) add(address string) {

@@ -1,6 +1,7 @@
 package faults
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -90,7 +91,7 @@ func RunUpgrade(ctx context.Context, cfg Upgrade) (*Upgraded, error) {
 
 func (u *upgrade) run(ctx context.Context) (*Upgraded, error) {
 	var err error
-	if u.balancer, err = newBalancer(ctx); err != nil {
+	if u.balancer, err = newBalancer(ctx, u.leaves(ctx)); err != nil {
 		return nil, err
 	}
 	if err := u.begin(ctx); err != nil {
@@ -145,6 +146,15 @@ func (u *upgrade) begin(ctx context.Context) error {
 	return u.ready(ctx)
 }
 
+// delayFlag makes a gateway tell health checks that it will end before it does.
+const delayFlag = "--shutdown-delay-s"
+
+// leaves tells whether the gateways before know delayFlag.
+func (u *upgrade) leaves(ctx context.Context) bool {
+	out, err := exec.CommandContext(ctx, u.program(u.cfg.From, "tandem"), "gateway", "--help").Output()
+	return err == nil && bytes.Contains(out, []byte(delayFlag))
+}
+
 // addGateway starts one more gateway.
 func (u *upgrade) addGateway(ctx context.Context, programs string) error {
 	p, err := u.newPart(ctx, fmt.Sprint("gateway-", len(u.gateways)), gateway)
@@ -161,6 +171,9 @@ func (u *upgrade) addGateway(ctx context.Context, programs string) error {
 		"--log-level", "info"}
 	if u.cfg.Store != "" {
 		args = append(args, "--registry", u.cfg.Store)
+	}
+	if u.balancer.keeps() {
+		args = append(args, delayFlag, "1")
 	}
 	g := &place{part: p, program: "tandem", args: args}
 	u.gateways = append(u.gateways, g)

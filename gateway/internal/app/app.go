@@ -88,7 +88,8 @@ type App struct {
 
 	head *identity.Head // of the cluster's certificates; nil = there are none
 
-	draining atomic.Bool
+	// leaving is set when the gateway is told to end, draining when it takes no new work any more.
+	leaving, draining atomic.Bool
 	// requests is the parent of every request's context; cancelRequests ends them with a cause.
 	requests       context.Context
 	cancelRequests context.CancelCauseFunc
@@ -226,6 +227,7 @@ func (a *App) Run(ctx context.Context) error {
 		case <-ctx.Done():
 		case <-failed.Done():
 		}
+		a.leave(failed)
 		a.shutdown()
 		stop()
 		return nil
@@ -262,6 +264,20 @@ func (a *App) serveHTTP() error {
 		return err
 	}
 	return nil
+}
+
+// leave serves on for a moment while health checks and the ends of connections send clients elsewhere, unless a part of
+// the gateway failed.
+func (a *App) leave(failed context.Context) {
+	a.leaving.Store(true)
+	if a.cfg.ShutdownDelayS == 0 || failed.Err() != nil {
+		return
+	}
+	a.log.Info("gateway leaves", zap.Float64("delay_s", a.cfg.ShutdownDelayS))
+	select {
+	case <-time.After(seconds(a.cfg.ShutdownDelayS)):
+	case <-failed.Done():
+	}
 }
 
 // shutdown ends the ports in order: no new work, running work within the grace time, cancelled work within a moment.

@@ -68,6 +68,7 @@ type Config struct {
 	RequestTimeoutS  float64 `name:"request-timeout-s" default:"0" help:"Longest life of a request, seconds; 0 = no limit."`
 	FailoverTimeoutS float64 `name:"failover-timeout-s" default:"60" help:"How long a request waits for a worker to take over, seconds."`
 	FailoverAny      bool    `name:"failover-any" help:"Let a request that lost its worker go on at one with other arithmetic (another contract id) when no equal one is free; its text may then differ."`
+	ShutdownDelayS   float64 `name:"shutdown-delay-s" default:"0" help:"How long new requests are still served after SIGTERM, seconds: /health/ready says 503 at once and every answer ends its connection, so that load balancers look elsewhere before anything is refused."`
 	ShutdownGraceS   float64 `name:"shutdown-grace-s" default:"30" help:"How long running requests may go on after SIGTERM, seconds."`
 
 	SSEKeepaliveS      float64 `name:"sse-keepalive-s" default:"15" help:"Silence after which a stream gets a keep-alive event, seconds."`
@@ -219,7 +220,8 @@ func (c *Config) validateNumbers(bad report) {
 		}
 	}
 	for flag, v := range map[string]float64{"queue-timeout-s": c.QueueTimeoutS, "request-timeout-s": c.RequestTimeoutS,
-		"failover-timeout-s": c.FailoverTimeoutS, "shutdown-grace-s": c.ShutdownGraceS} {
+		"failover-timeout-s": c.FailoverTimeoutS, "shutdown-delay-s": c.ShutdownDelayS,
+		"shutdown-grace-s": c.ShutdownGraceS} {
 		if !(v >= 0 && v <= 1e9) {
 			bad(flag, "%g is not in 0…1e9", v)
 		}

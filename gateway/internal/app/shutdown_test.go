@@ -2,7 +2,9 @@ package app_test
 
 import (
 	"context"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/app"
 	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest"
@@ -33,6 +35,42 @@ func TestDrain(t *testing.T) {
 	r.Client.CloseIdleConnections()
 	if err := rig.Receive(t, stopped, "shutdown"); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestLeave: a gateway that is told to end says so to health checks, serves on for the delay and ends the connection of
+// every answer; only then it refuses.
+func TestLeave(t *testing.T) {
+	r := rig.Start(t, func(c *app.Config) { c.ShutdownDelayS = 2 })
+	r.Target(gatewaytest.WorkerOptions{Decode: r.Reply("one two three", 1)})
+	r.Eventually("gateway serves", func() bool { return r.Do("GET", "/health/ready", "").Status == 200 })
+	began := time.Now()
+	stopped := make(chan error, 1)
+	go func() { stopped <- r.Stop() }()
+	r.Eventually("probes are told", func() bool { return r.Do("GET", "/health/ready", "").Status == 503 })
+	if a := r.Do("GET", "/health/live", ""); a.Status != 200 {
+		t.Errorf("live: %d %s", a.Status, a.Body)
+	}
+	served := 0
+	for time.Since(began) < time.Second {
+		reply, err := r.Client.Post(r.URL+"/v1/chat/completions", "application/json", strings.NewReader(rig.ChatBody("")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = reply.Body.Close()
+		if reply.StatusCode != 200 || !reply.Close {
+			t.Fatalf("request while the gateway leaves: status %d, its connection ends: %v", reply.StatusCode, reply.Close)
+		}
+		served++
+	}
+	if served == 0 || r.Parts.Draining() {
+		t.Errorf("%d requests were served, draining %v", served, r.Parts.Draining())
+	}
+	if err := rig.Receive(t, stopped, "shutdown"); err != nil {
+		t.Error(err)
+	}
+	if d := time.Since(began); d < 2*time.Second {
+		t.Errorf("the gateway ended after %v", d)
 	}
 }
 

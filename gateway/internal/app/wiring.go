@@ -230,7 +230,7 @@ func (a *App) wire() error {
 		Envelope: limits.Envelope, Metrics: set, Scrape: a.deps.Metrics.Handler(), Logger: a.log.Named("http"),
 		Tracer: a.deps.Traces.TracerProvider(), Traces: a.traces, Live: a.live, Kill: a.deps.Kill,
 		Admission: a.registry, Bodies: a.bodies,
-		Draining: a.draining.Load, ScorerReady: a.cluster.Scorers.Ready,
+		Leaving: a.leaving.Load, Draining: a.draining.Load, ScorerReady: a.cluster.Scorers.Ready,
 	})
 	if err != nil {
 		return err

@@ -23,7 +23,7 @@ var groups = []struct {
 	{"output", "Answers:", "default- max-tokens-ceiling max-n think- hard-limit- reasoning- degenerate-watchdog " +
 		"stream-usage-default anthropic- image-policy response-store-mb"},
 	{"time", "Queue and times:", "max-queue queue-timeout-s no-worker-timeout-s request-timeout-s failover- " +
-		"shutdown-grace-s sse-keepalive-s max-bodies- priority- max-token-gap-ms"},
+		"shutdown- sse-keepalive-s max-bodies- priority- max-token-gap-ms"},
 	{"compression", "Compression of long prompts:", "prefill- pflash-"},
 	{"logs", "Logs and traces:", "log- otlp- trace-"},
 	{"question", "The question:", "system max-tokens temperature top- seed thinking speculation quiet no-markdown history-file"},

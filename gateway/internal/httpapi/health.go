@@ -16,7 +16,7 @@ type healthBody struct {
 
 // state says how the cluster is: ok, degraded, loading, unavailable or draining.
 func (s *Server) state() healthBody {
-	if s.draining != nil && s.draining() {
+	if s.leaving != nil && s.leaving() {
 		return healthBody{"draining", "the server is shutting down"}
 	}
 	workers := s.cluster.Workers()

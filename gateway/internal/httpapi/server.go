@@ -75,7 +75,9 @@ type Deps struct {
 	Admission Admission
 	// Bodies bounds the memory of request bodies; nil = no bound.
 	Bodies *bodybudget.Budget
-	// Draining tells whether the gateway is shutting down.
+	// Leaving tells whether the gateway is shutting down: it is not healthy, and every answer ends its connection.
+	Leaving func() bool
+	// Draining tells whether it takes no new work any more, which may come later.
 	Draining func() bool
 	// StoreAway says what does not work because the gateways' store is away, empty when it is there; nil = there is none.
 	StoreAway func() string
@@ -181,6 +183,7 @@ type Server struct {
 	kill        func(worker string, engine bool) error
 	admission   Admission
 	bodies      *bodybudget.Budget
+	leaving     func() bool
 	draining    func() bool
 	scorerReady func() bool
 	storeAway   func() string
@@ -204,7 +207,7 @@ func New(cfg Config, deps Deps) (*Server, error) {
 		cfg: cfg, turns: deps.Turns, openai: deps.OpenAI, cluster: deps.Cluster, targets: deps.Targets, memory: deps.Memory,
 		model: deps.Model, metrics: deps.Metrics, scrapes: deps.Scrape, log: deps.Logger,
 		tracer: newTracer(deps.Tracer), traces: deps.Traces, looks: deps.Live, kill: deps.Kill, bodies: deps.Bodies,
-		admission: deps.Admission, draining: deps.Draining, scorerReady: deps.ScorerReady, storeAway: deps.StoreAway,
+		admission: deps.Admission, leaving: deps.Leaving, draining: deps.Draining, scorerReady: deps.ScorerReady, storeAway: deps.StoreAway,
 		envelope: deps.Envelope, routes: map[string]*route{},
 	}
 	s.add("GET", "/", accessOpen, false, s.health)
@@ -264,6 +267,9 @@ func (s *Server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	call := &turn.Call{ID: turn.RequestID(r.Header.Get("X-Request-Id")), Arrived: time.Now()}
 	w := newWriter(rw, s.cfg.Stall)
 	w.Header().Set("X-Request-Id", call.ID)
+	if s.leaving != nil && s.leaving() {
+		w.Header().Set("Connection", "close")
+	}
 	s.cors(w, r)
 	if r.Method == http.MethodOptions {
 		w.WriteHeader(http.StatusNoContent)
