@@ -6,16 +6,22 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
+	"io/fs"
 	"maps"
+	"net"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
+	"github.com/tandem-inference/tandem/services/config"
 	"github.com/tandem-inference/tandem/services/pause"
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/shared"
 	"github.com/tandem-inference/tandem/services/telemetry"
+	"github.com/tandem-inference/tandem/services/unixsocket"
 	"go.uber.org/zap"
 )
 
@@ -27,6 +33,8 @@ const (
 	sessionTTL = 3 * time.Second
 	// again is the pause before a session that could not be had is tried again.
 	again = 500 * time.Millisecond
+	// dialTimeout is that of the question whether anything listens at another gateway's address.
+	dialTimeout = 200 * time.Millisecond
 	// leaveTimeout bounds the end of a session.
 	leaveTimeout = time.Second
 )
@@ -179,4 +187,32 @@ func (n *Node) Alive(id string) (bool, <-chan struct{}) {
 	_, ok := n.known[id]
 	_, away := n.deps.Link.Away()
 	return ok || away != nil, n.changed
+}
+
+// Gone reports whether a gateway that Alive still takes to be there, because its session has not ended, is known to
+// have ended: a newer one has its address, or nothing listens there. A gateway that gives no sign, or cannot be reached
+// from here, is left to its session. To be wrong is harmless: a response that two gateways generate has the same bits
+// at both, and one of them keeps it.
+func (n *Node) Gone(ctx context.Context, id string) bool {
+	all := n.All()
+	at := slices.IndexFunc(all, func(i Info) bool { return i.ID == id })
+	if at < 0 || id == n.self.ID {
+		return false
+	}
+	address := all[at].Workers
+	if slices.ContainsFunc(all[at+1:], func(i Info) bool { return i.Workers == address }) {
+		return true
+	}
+	if !config.Exposed(address) && config.Exposed(n.self.Workers) {
+		return false // perhaps the loopback of another host
+	}
+	network, target := "tcp", address
+	if path, ok := unixsocket.Path(address); ok {
+		network, target = "unix", path
+	}
+	conn, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, network, target)
+	if err == nil {
+		_ = conn.Close()
+	}
+	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist)
 }

@@ -301,7 +301,7 @@ func (s *Service) elsewhere(ctx context.Context, k key, follow bool, waiting fun
 			return nil, e, nil, err
 		}
 		alive, changed := s.node.Alive(w.Gateway)
-		if !alive {
+		if !alive || follow && s.node.Gone(ctx, w.Gateway) {
 			l, err := s.takeOver(ctx, &w, version)
 			if l != nil || err != nil {
 				return l, nil, nil, err
