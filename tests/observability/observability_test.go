@@ -8,6 +8,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/grafana/grafana-foundation-sdk/go/cog"
+	"github.com/grafana/grafana-foundation-sdk/go/dashboard"
+	"github.com/grafana/grafana-foundation-sdk/go/prometheus"
+	"github.com/grafana/grafana-foundation-sdk/go/stat"
+	"github.com/grafana/grafana-foundation-sdk/go/timeseries"
+
 	"github.com/tandem-inference/tandem/tests/cluster"
 )
 
@@ -18,6 +24,50 @@ func root(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return root
+}
+
+// TestBoardsAreGrafanas: boards have every field that Grafana's own schemas of boards, panels and queries ask for, of
+// the right type, and no others.
+func TestBoardsAreGrafanas(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join(root(t), "deploy/observability/grafana/boards/*.json"))
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	schemas := cog.NewRuntime() // one for all: the parsers look here
+	schemas.RegisterPanelcfgVariant(timeseries.VariantConfig())
+	schemas.RegisterPanelcfgVariant(stat.VariantConfig())
+	schemas.RegisterDataqueryVariant(prometheus.VariantConfig())
+	for _, file := range files {
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if problems := boardProblems(raw); problems != "" {
+			t.Errorf("%s: %s", filepath.Base(file), problems)
+		}
+		for what, wrong := range map[string]string{
+			"a query without an expression": strings.Replace(string(raw), `"expr"`, `"exprs"`, 1),
+			"an unknown field of a panel":   strings.Replace(string(raw), `"gridPos"`, `"colour": 1, "gridPos"`, 1),
+			"a number as a title":           strings.Replace(string(raw), `"title": "Tandem`, `"title": 1, "was": "Tandem`, 1),
+		} {
+			if boardProblems([]byte(wrong)) == "" {
+				t.Errorf("%s: %s is not seen", filepath.Base(file), what)
+			}
+		}
+	}
+}
+
+// boardProblems is what a board has against the schemas, empty when there is nothing.
+func boardProblems(raw []byte) string {
+	var board dashboard.Dashboard
+	// Without problems it is an error all the same, an empty list of them.
+	if err := board.UnmarshalJSONStrict(raw); err != nil && err.Error() != "" {
+		return err.Error()
+	}
+	if err := board.Validate(); err != nil {
+		return err.Error()
+	}
+	return ""
 }
 
 // TestBoards: boards have the fields that Grafana needs, panels that do not overlap, and expressions that parse.
