@@ -1,13 +1,14 @@
 // Command telemetry measures what tracing every request and a watched live page cost: the rate of decoding through HTTP
 // and the processor time of all processes, against a cluster without traces that nobody looks at.
 //
-//	go run ./bench/telemetry [-rounds 12] [-starts 2] [-modes off,tree] [-requests 16] [-threads 1] [-most 0]
-//	    [-out build/bench/telemetry.json]
+//	go run ./bench/telemetry [-rounds 12] [-starts 2] [-modes off,tree] [-requests 16] [-tokens 0] [-threads 1]
+//	    [-most 0] [-out build/bench/telemetry.json]
 //
 // Three clusters of the demonstration models stand beside each other, of which one works at a time: two without traces,
 // which show what differs between equal clusters, and one that sends all traces to a collector in this program. Blocks
 // of the same requests follow each other in turns; each is compared with the block without traces of its round.
-// Processor time counts a second after each block, too, in which spans are sent. With -most the run fails when the
+// Processor time counts some seconds after each block, too, in which spans are sent. Answers end where the model ends
+// them, after some 55 tokens, or have as many tokens as -tokens says. With -most the run fails when the
 // processor time that tracing, or a watched page, adds around the engines is above that share of all.
 //
 // Engines have one thread unless -threads says otherwise: two that wait for each other burn processor time whenever
@@ -31,9 +32,9 @@ import (
 
 // options of a run.
 type options struct {
-	rounds, starts, requests, threads int
-	modes                             []string
-	most                              float64
+	rounds, starts, requests, tokens, threads int
+	modes                                     []string
+	most                                      float64
 }
 
 // result is what is written as JSON.
@@ -41,6 +42,7 @@ type result struct {
 	Machine string
 	Rounds  int     `json:"rounds"`
 	Starts  int     `json:"starts"`
+	Answers int     `json:"tokens_per_answer"` // 0 = the model ends them
 	Blocks  []block `json:"blocks"`
 	Shares  []share `json:"shares"`
 	Spans   float64 `json:"spans_per_request"`
@@ -85,6 +87,7 @@ func main() {
 	flag.IntVar(&o.rounds, "rounds", 12, "rounds of blocks after each start")
 	flag.IntVar(&o.starts, "starts", 2, "how often the clusters are started")
 	flag.IntVar(&o.requests, "requests", 16, "requests of a block")
+	flag.IntVar(&o.tokens, "tokens", 0, "tokens of an answer; 0 = until the model ends it")
 	flag.IntVar(&o.threads, "threads", 1, "threads of each engine")
 	modes := flag.String("modes", "off,tree", "off, chain, tree or auto, separated by commas")
 	flag.Float64Var(&o.most, "most", 0, "largest share of processor time that tracing or a watched page may add; 0 = any")
@@ -99,7 +102,7 @@ func run(ctx context.Context, o options, out string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	r := &result{Machine: report.Machine(), Rounds: o.rounds, Starts: o.starts}
+	r := &result{Machine: report.Machine(), Rounds: o.rounds, Starts: o.starts, Answers: o.tokens}
 	fmt.Println("# What looking costs\n\n" + r.Machine)
 	for start := range o.starts {
 		if err := r.measure(ctx, o, start, cases); err != nil {
@@ -162,7 +165,7 @@ func (r *result) measure(ctx context.Context, o options, start int, cases []repo
 			for i := range ways {
 				// Another way is first in each round.
 				w := ways[(i+round)%len(ways)]
-				b, err := sites[w.site].run(ctx, w, mode, o.requests)
+				b, err := sites[w.site].run(ctx, w, mode, o)
 				if err != nil {
 					return fmt.Errorf("%s, %s: %w", mode, w.name, err)
 				}

@@ -43,9 +43,9 @@ var ways = []way{
 	{name: "page", site: siteOff, watched: true, judged: true},
 }
 
-// flush is how often processes send their spans, instead of every 5 s: what a block causes is sent before its processor
-// time is read.
-const flush = 500 * time.Millisecond
+// flush is how long processes collect spans before they send them, as the SDK does by itself: what a block causes is
+// sent before its processor time is read.
+const flush = 5 * time.Second
 
 // site is a running cluster.
 type site struct {
@@ -62,7 +62,7 @@ func open(ctx context.Context, name, collector string, threads int, cases []repo
 		Env: []string{"OTEL_SDK_DISABLED=true"}}
 	if name == siteTraced {
 		o.Args = append(o.Args, "--otlp-endpoint", collector, "--trace-ratio", "1")
-		o.Env = []string{fmt.Sprintf("OTEL_BSP_SCHEDULE_DELAY=%d", flush.Milliseconds())}
+		o.Env = nil
 	}
 	cl, err := report.Start(ctx, o)
 	if err != nil {
@@ -101,7 +101,7 @@ func (p *parent) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // run runs a block of requests, one after the other.
-func (s *site) run(ctx context.Context, w way, mode string, requests int) (b block, err error) {
+func (s *site) run(ctx context.Context, w way, mode string, o options) (b block, err error) {
 	s.sampled = w.sampled
 	if w.watched {
 		leave, err := s.look(ctx)
@@ -115,17 +115,21 @@ func (s *site) run(ctx context.Context, w way, mode string, requests int) (b blo
 		return b, err
 	}
 	began := time.Now()
-	for i := range requests {
+	for i := range o.requests {
 		c := s.cases[i%len(s.cases)]
-		reply, err := s.client.Stream(ctx, client.Request{Prompt: c.IDs, MaxTokens: len(c.Greedy),
-			Speculation: &client.Speculation{Mode: mode}}, nil)
+		request := client.Request{Prompt: c.IDs, MaxTokens: len(c.Greedy), Speculation: &client.Speculation{Mode: mode}}
+		if o.tokens > 0 {
+			end := strconv.Itoa(int(c.Greedy[len(c.Greedy)-1]))
+			request.MaxTokens, request.LogitBias = o.tokens, map[string]int{end: -100}
+		}
+		reply, err := s.client.Stream(ctx, request, nil)
 		if err != nil {
 			return b, err
 		}
 		b.Tokens += reply.Usage.CompletionTokens
 	}
 	b.Seconds = time.Since(began).Seconds()
-	time.Sleep(2 * flush) // in every way alike
+	time.Sleep(flush + 1500*time.Millisecond) // in every way alike
 	engines2, around2, err := s.processor()
 	if err != nil {
 		return b, err

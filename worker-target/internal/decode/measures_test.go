@@ -33,7 +33,7 @@ func TestChosen(t *testing.T) {
 			n++
 		}
 	}
-	if !chosen(1) || !chosen(allSteps) || chosen(allSteps+1) || !chosen(1024) || n != 28 {
+	if !chosen(1) || !chosen(allSteps) || chosen(allSteps+1) || !chosen(1024) || n != 21 {
 		t.Errorf("%d rounds of 100000 are chosen", n)
 	}
 }
