@@ -24,8 +24,8 @@ import (
 	"github.com/tandem-inference/tandem/tests/cluster"
 )
 
-// TestDockerCompose builds the images, starts the cluster, asks, kills the draft, asks again and takes all down. It
-// needs a running engine, Compose v2 and some minutes; base images are made from files of this machine when they cannot
+// TestDockerCompose builds the images, starts the cluster, asks, kills the draft, asks again and takes all down; then
+// the same with the target's layers in two containers, of which one is killed. It needs a running engine, Compose v2 and some minutes; base images are made from files of this machine when they cannot
 // be had.
 func TestDockerCompose(t *testing.T) {
 	if testing.Short() {
@@ -164,6 +164,22 @@ func TestDockerCompose(t *testing.T) {
 	if after := ask(); after.Text != before.Text {
 		t.Errorf("after down and up: %q", after.Text)
 	}
+
+	must(time.Minute, "down", "--timeout", "20")
+	split := func(args ...string) []string { return append([]string{"--profile", "split"}, args...) }
+	t.Cleanup(func() {
+		if out, err := do(2*time.Minute, split("down", "--volumes", "--timeout", "20")...); err != nil {
+			t.Errorf("down: %v\n%s", err, out)
+		}
+	})
+	must(3*time.Minute, split("up", "--detach", "--wait", "--wait-timeout", "120")...)
+	if after := ask(); after.Text != before.Text || after.Usage.AcceptRate == nil {
+		t.Errorf("of a target in two containers: %q, %+v", after.Text, after.Usage)
+	}
+	checkKill(t, c, func() {
+		must(time.Minute, split("kill", "worker-target-stage")...)
+		must(time.Minute, split("start", "worker-target-stage")...)
+	})
 }
 
 // checkKill kills the target's container in the midst of a long answer and starts it again: the answer must go on, with
