@@ -25,8 +25,8 @@ import (
 )
 
 // TestDockerCompose builds the images, starts the cluster, asks, kills the draft, asks again and takes all down; then
-// the same with the target's layers in two containers, of which one is killed. It needs a running engine, Compose v2 and some minutes; base images are made from files of this machine when they cannot
-// be had.
+// the same with the target's layers in two containers, of which one is killed. It needs a running engine, Compose v2
+// and some minutes; base images are made from files of this machine when they cannot be had.
 func TestDockerCompose(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds images: minutes")

@@ -207,8 +207,8 @@ func New(cfg Config, deps Deps) (*Server, error) {
 		cfg: cfg, turns: deps.Turns, openai: deps.OpenAI, cluster: deps.Cluster, targets: deps.Targets, memory: deps.Memory,
 		model: deps.Model, metrics: deps.Metrics, scrapes: deps.Scrape, log: deps.Logger,
 		tracer: newTracer(deps.Tracer), traces: deps.Traces, looks: deps.Live, kill: deps.Kill, bodies: deps.Bodies,
-		admission: deps.Admission, leaving: deps.Leaving, draining: deps.Draining, scorerReady: deps.ScorerReady, storeAway: deps.StoreAway,
-		envelope: deps.Envelope, routes: map[string]*route{},
+		admission: deps.Admission, leaving: deps.Leaving, draining: deps.Draining,
+		scorerReady: deps.ScorerReady, storeAway: deps.StoreAway, envelope: deps.Envelope, routes: map[string]*route{},
 	}
 	s.add("GET", "/", accessOpen, false, s.health)
 	s.add("GET", "/health", accessOpen, false, s.health)

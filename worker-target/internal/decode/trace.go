@@ -31,8 +31,8 @@ func newTracing(p trace.TracerProvider) tracing {
 }
 
 // allSteps is how many steps of a prompt, and rounds, have a span before only every 2^k-th has one: a request of
-// 100,000 rounds has 21 spans of rounds, and with each one of the engine and one of the draft: most of what the trace of a
-// short answer costs.
+// 100,000 rounds has 21 spans of rounds, and with each one of the engine and one of the draft: most of what the trace
+// of a short answer costs.
 const allSteps = 8
 
 // chosen reports whether the n-th step or round, from 1, has a span.
