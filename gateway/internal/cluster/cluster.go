@@ -237,6 +237,9 @@ func (p *Pool) update(list []registry.Worker, connect func(registry.Worker) *grp
 			conn.Connect()
 		}
 		w.pace.observe(info.Heartbeat.GetCounters())
+		if info.LastHeartbeat.After(w.info.LastHeartbeat) {
+			w.trips.observe(info.Heartbeat)
+		}
 		lim := info.Registration.GetLimits()
 		w.info, w.slots, w.maxCtx = info, max(1, int(lim.GetLanes())), int(lim.GetMaxContext())
 		if w.kv = int(lim.GetKvTokens()); w.kv > 0 {

@@ -73,7 +73,8 @@ type worker struct {
 	gone                   bool          // no longer in the table; conn is closed when busy reaches 0
 	pause                  time.Time     // no new slots before
 	suspect                time.Time     // failed then; a heartbeat after it clears
-	routed                 Routed        // requests that it got
+	trips                  trips
+	routed                 Routed // requests that it got
 	pace                   pace
 	backlog                int // prompt tokens of running requests that are still to be read
 	sending                int // requests elsewhere that are expected to fetch a state from it

@@ -191,6 +191,28 @@ func TestSuspectsRest(t *testing.T) {
 	})
 }
 
+// TestAnswerTime: a worker whose heartbeats all take long has longer to answer; a single one that did makes nobody wait.
+func TestAnswerTime(t *testing.T) {
+	now := time.Now()
+	w := info("w", 1, 0, registry.StateReady)
+	p := pool(t, PoolConfig{MaxQueue: 10}, w)
+	l := granted(submit(t, p, Demand{}))[0]
+	for i, c := range []struct {
+		rtt  float64 // ms, of the newest heartbeat
+		want time.Duration
+	}{
+		{0, answerTime}, {200, 4 * time.Second}, {1, answerTime}, {200, answerTime}, {200, answerTime}, {300, 4 * time.Second},
+		{9000, 4 * time.Second}, {9000, 6 * time.Second}, {9000, longestAnswer}, {2, answerTime},
+	} {
+		w.Heartbeat, w.LastHeartbeat = &tandemv1.Heartbeat{RttMs: c.rtt}, now.Add(time.Duration(i+1)*time.Second)
+		set(p, w)
+		set(p, w) // tells nothing new
+		if got := l.answerTime(); got != c.want {
+			t.Errorf("heartbeat %d of %v ms: %v, want %v", i, c.rtt, got, c.want)
+		}
+	}
+}
+
 func TestFullWorkerIsAskedAgain(t *testing.T) {
 	racetest.Bubble(t, func(t *testing.T) {
 		p := NewPool(PoolConfig{MaxQueue: 10})
