@@ -320,6 +320,7 @@ func TestTransport(t *testing.T) {
 		{"open client elsewhere", target, open, "", true, codes.Unavailable, "", codes.Unavailable},
 		{"bare client here", target, bare, "", false, codes.Unauthenticated, "--join-token", codes.OK},
 		{"bare server elsewhere", bare, pair(ours, Gateway), "", true, codes.Unavailable, "", codes.Unavailable},
+		{"open server elsewhere", open, pair(ours, Gateway), "", true, codes.Unavailable, "in plain text", codes.Unavailable},
 		{"bare both here", bare, bare, "", false, codes.Aborted, "trusted true", codes.OK},
 		{"open both elsewhere", open, open, "", true, codes.Aborted, "trusted true", codes.OK},
 	} {

@@ -51,8 +51,8 @@ func Allowed(ctx context.Context, method string) error {
 	case slices.Contains(roles, anyone) || slices.Contains(roles, info.Role):
 		return nil
 	case info.Role == "":
-		return status.Errorf(codes.Unauthenticated, "%s: wants the certificate of a worker of this cluster; "+
-			"--join-token gets one", service)
+		return status.Errorf(codes.Unauthenticated, "%s: wants the certificate of a worker of this cluster: --certs "+
+			"names one, and --join-token gets a worker one", service)
 	}
 	return status.Errorf(codes.PermissionDenied, "%s: is not for the role %s", service, info.Role)
 }

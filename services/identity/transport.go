@@ -45,6 +45,9 @@ type Transport struct {
 var errBare = errors.New("the other end is on another host, and this process has no certificate: a join token " +
 	"(--join-token) or a folder (--certs) gives it one, --plaintext does without")
 
+// errOtherBare is a server that does not speak TLS.
+var errOtherBare = errors.New("the other end has no certificate, it talks in plain text")
+
 // Info is what is known of the other end of a connection.
 type Info struct {
 	credentials.CommonAuthInfo
@@ -112,6 +115,9 @@ func (t *transport) ClientHandshake(ctx context.Context, _ string, raw net.Conn)
 	}
 	conn := tls.Client(raw, cfg)
 	if err := conn.HandshakeContext(ctx); err != nil {
+		if other := (tls.RecordHeaderError{}); errors.As(err, &other) {
+			err = fmt.Errorf("%w: %w", errOtherBare, err)
+		}
 		return nil, nil, fmt.Errorf("%s: %w", raw.RemoteAddr(), err)
 	}
 	return conn, private(who), nil

@@ -6,6 +6,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
@@ -62,6 +63,10 @@ func (f *PeerFlags) transport() (t identity.Transport, err error) {
 	pair, err := identity.Load(f.Certs)
 	if err != nil {
 		return t, fmt.Errorf("--certs: %w", err)
+	}
+	if end := pair.Cert.Leaf.NotAfter; time.Now().After(end) {
+		return t, fmt.Errorf("--certs: the certificate in %s expired at %s: tandem certs issue writes another (--life)",
+			f.Certs, end.Format(time.RFC3339))
 	}
 	t.Source = identity.NewSource(pair)
 	return t, nil

@@ -7,10 +7,10 @@ import (
 	"io"
 	"net"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
-	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/peer"
 
 	"github.com/tandem-inference/tandem/gateway/internal/placement"
@@ -37,17 +37,41 @@ type Peer struct {
 	Own string
 }
 
-// Reach says why the host at an address cannot be asked, so that a wrong address shows before anything is measured.
+// Reach says why the host at an address cannot be asked, so that a wrong address, or a certificate that is not taken
+// there, shows before anything is measured.
 func Reach(ctx context.Context, address string, dial func(address string) (*grpc.ClientConn, error)) error {
 	conn, err := dial(address)
 	if err == nil {
 		defer conn.Close()
-		_, err = healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{})
+		err = hinted(knock(ctx, tandemv1.NewProbeServiceClient(conn)))
 	}
 	if err != nil {
 		return fmt.Errorf("peer %s: %w", address, err)
 	}
 	return nil
+}
+
+// knock makes a call that does nothing. A call of the health service would tell less: strangers may make it, too.
+func knock(ctx context.Context, client tandemv1.ProbeServiceClient) error {
+	stream, err := client.Echo(ctx)
+	if err != nil {
+		return err
+	}
+	if err := stream.CloseSend(); err != nil {
+		return err
+	}
+	if _, err := stream.Recv(); !errors.Is(err, io.EOF) {
+		return err
+	}
+	return nil
+}
+
+// hinted adds what the other end cannot say to who speaks without TLS: it ends such a connection.
+func hinted(err error) error {
+	if err != nil && strings.Contains(err.Error(), "server preface") { // of package grpc
+		return fmt.Errorf("%w: it ended the connection, as does one that wants a certificate of its cluster (--certs)", err)
+	}
+	return err
 }
 
 // AskPeer gets the figures of the host at an address, where tandem probe --listen runs, and times the link.

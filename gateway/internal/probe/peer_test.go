@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -13,6 +14,8 @@ import (
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/tandem-inference/tandem/gateway/internal/placement"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
@@ -76,6 +79,85 @@ func TestPeer(t *testing.T) {
 	}
 	if p.Link.Origin != placement.Measured || p.Link.RoundTripUS <= 0 || p.Link.GBs <= 0 {
 		t.Errorf("link %+v", p.Link)
+	}
+}
+
+// fromElsewhere is a listener whose connections seem to come from another host.
+type fromElsewhere struct{ net.Listener }
+
+func (l fromElsewhere) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	return elsewhere{c}, err
+}
+
+type elsewhere struct{ net.Conn }
+
+func (elsewhere) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(10, 0, 0, 7), Port: 7} }
+
+// TestReach: who may not ask a host is told why before anything is measured, and who may does not wait for others that
+// time their links.
+func TestReach(t *testing.T) {
+	member := func(name string) identity.Transport {
+		a, err := identity.Init(filepath.Join(t.TempDir(), "authority"), "gateway", time.Hour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := a.IssuePair(identity.Identity{Role: identity.Target, ID: name}, t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return identity.Transport{Source: identity.NewSource(p)}
+	}
+	box := member("box")
+	for name, c := range map[string]struct {
+		far    bool
+		client identity.Transport
+		want   string // of the error, "" = none
+	}{
+		"with a certificate":          {client: box},
+		"without, on the host":        {want: "--certs names one"},
+		"without, elsewhere":          {far: true, client: identity.Transport{Plaintext: true}, want: "wants a certificate"},
+		"with one of another cluster": {client: member("laptop"), want: "unknown authority"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, s := loopback(t), NewServer()
+			address := l.Addr().String()
+			if c.far {
+				l = fromElsewhere{l}
+			}
+			serve(t, l, s, box)
+			s.turn <- struct{}{} // somebody times a link
+			err := Reach(t.Context(), address, func(address string) (*grpc.ClientConn, error) {
+				return workernode.Dial(address, grpc.WithTransportCredentials(c.client.Client("")),
+					grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+						conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+						if c.far && err == nil {
+							conn = elsewhere{conn}
+						}
+						return conn, err
+					}))
+			})
+			if c.want == "" && err != nil {
+				t.Error(err)
+			}
+			if c.want != "" && (err == nil || !strings.HasPrefix(err.Error(), "peer "+address+": ") ||
+				!strings.Contains(err.Error(), c.want)) {
+				t.Errorf("%v, want %q", err, c.want)
+			}
+		})
+	}
+
+	l, g := loopback(t), grpc.NewServer() // a worker, for one, has a port with other services
+	healthv1.RegisterHealthServer(g, health.NewServer())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = g.Serve(l)
+	}()
+	defer func() { g.Stop(); <-ended }()
+	if err := Reach(t.Context(), l.Addr().String(), dialer(identity.Transport{})); err == nil ||
+		!strings.Contains(err.Error(), "ProbeService") {
+		t.Errorf("a port of something else: %v", err)
 	}
 }
 

@@ -71,22 +71,18 @@ func (s *Server) GetHost(ctx context.Context, _ *tandemv1.GetHostRequest) (*tand
 // nothing is what payloads consist of.
 var nothing = make([]byte, tensorwire.ChunkBytes)
 
-// Echo implements tandemv1.ProbeServiceServer.
+// Echo implements tandemv1.ProbeServiceServer. Who sends nothing has no turn to wait for: it asks whether it may call.
 func (s *Server) Echo(stream grpc.BidiStreamingServer[tandemv1.EchoRequest, tandemv1.EchoResponse]) error {
-	select {
-	case s.turn <- struct{}{}:
-	case <-stream.Context().Done():
-		return rpcerr.From(stream.Context().Err())
+	m, err := stream.Recv()
+	if err == nil {
+		select {
+		case s.turn <- struct{}{}:
+		case <-stream.Context().Done():
+			return rpcerr.From(stream.Context().Err())
+		}
+		defer func() { <-s.turn }()
 	}
-	defer func() { <-s.turn }()
-	for {
-		m, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
+	for ; err == nil; m, err = stream.Recv() {
 		n := m.GetAnswerBytes()
 		if n < 0 || n > int64(len(nothing)) {
 			return rpcerr.InvalidArgument("answer_bytes", "is %d, must be in 0..%d", n, len(nothing))
@@ -95,4 +91,8 @@ func (s *Server) Echo(stream grpc.BidiStreamingServer[tandemv1.EchoRequest, tand
 			return err
 		}
 	}
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
 }
