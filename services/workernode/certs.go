@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/tandem-inference/tandem/services/config"
 	"github.com/tandem-inference/tandem/services/identity"
@@ -109,6 +110,20 @@ func (o *Opened) Credentials(role string) credentials.TransportCredentials {
 // To are the options of connections to workers of a role: the calls on them continue the traces of their requests.
 func (o *Opened) To(role string) []grpc.DialOption {
 	return append(o.DialOptions(), grpc.WithTransportCredentials(o.Credentials(role)))
+}
+
+// whileRenewed runs do before the worker serves, and renews its certificate meanwhile: a model may be waited for longer
+// than a certificate lives.
+func (c *CertFlags) whileRenewed(ctx context.Context, do func(ctx context.Context) error) error {
+	if c.member == nil {
+		return do(ctx)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var renewing sync.WaitGroup
+	defer renewing.Wait()
+	defer cancel()
+	renewing.Go(func() { _ = c.member.Run(ctx) }) // the log has what it could not do
+	return do(ctx)
 }
 
 // leave lets another process use the worker's certificate.

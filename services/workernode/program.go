@@ -103,7 +103,9 @@ func (f *Flags) OpenAfter(s Streams, role tandemv1.Role, cacheDir string,
 	log = log.Named("worker." + name).With(zap.String(telemetry.KeyWorker, id))
 	if absent {
 		if err := f.whileParentLives(func(ctx context.Context) error {
-			return fetch(ctx, &Opened{Log: log, flags: f, role: role, id: id})
+			return f.whileRenewed(ctx, func(ctx context.Context) error {
+				return fetch(ctx, &Opened{Log: log, flags: f, role: role, id: id})
+			})
 		}); err != nil {
 			return nil, err
 		}
