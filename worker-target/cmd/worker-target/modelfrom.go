@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 
 	"google.golang.org/grpc"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/identity"
+	"github.com/tandem-inference/tandem/services/unixsocket"
 	"github.com/tandem-inference/tandem/services/workernode"
 	"github.com/tandem-inference/tandem/worker-target/internal/modelcopy"
 )
@@ -72,15 +74,27 @@ func (s *StageFlags) fetcher(f *workernode.Flags) func(context.Context, *workern
 	}
 }
 
-// addressesOf are those of targets, which must have one model.
+// addressesOf are those of targets, which must have one model. Targets at sockets of other hosts, such as those of
+// tandem serve, cannot be asked from here.
 func addressesOf(targets []*tandemv1.TargetEntry) (addresses []string, err error) {
+	var apart []string
 	for _, t := range targets {
 		if other := targets[0]; t.GetModelDigest() != other.GetModelDigest() {
 			return nil, fmt.Errorf("targets %s and %s have different models, %s (%.12s) and %s (%.12s): give the address of one",
 				other.GetWorkerId(), t.GetWorkerId(), other.GetModelName(), other.GetModelDigest(), t.GetModelName(),
 				t.GetModelDigest())
 		}
+		if path, ok := unixsocket.Path(t.GetAddress()); ok {
+			if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+				apart = append(apart, t.GetWorkerId())
+				continue
+			}
+		}
 		addresses = append(addresses, t.GetAddress())
+	}
+	if len(addresses) == 0 && len(apart) > 0 {
+		return nil, modelcopy.Later(fmt.Errorf("the gateway's targets (%s) are reached on their own host alone: one that "+
+			"hands its model to others has a --listen HOST:PORT", strings.Join(apart, ", ")))
 	}
 	return addresses, nil
 }

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -30,10 +32,22 @@ func TestModelFrom(t *testing.T) {
 			t.Errorf("%s: %v", from, err)
 		}
 	}
-	targets := []*tandemv1.TargetEntry{{WorkerId: "a", Address: "unix:///a", ModelDigest: "1", ModelName: "m"},
-		{WorkerId: "b", Address: "unix:///b", ModelDigest: "1"}}
-	if got, err := addressesOf(targets); err != nil || len(got) != 2 || got[1] != "unix:///b" {
+	there := func(name string) string { // a socket of this host
+		path := filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return "unix://" + path
+	}
+	targets := []*tandemv1.TargetEntry{{WorkerId: "a", Address: "192.0.2.1:1", ModelDigest: "1", ModelName: "m"},
+		{WorkerId: "b", Address: there("b"), ModelDigest: "1"}, {WorkerId: "c", Address: "unix:///of/c", ModelDigest: "1"}}
+	if got, err := addressesOf(targets); err != nil || len(got) != 2 || got[0] != "192.0.2.1:1" ||
+		got[1] != targets[1].Address {
 		t.Errorf("%v, %v", got, err)
+	}
+	if got, err := addressesOf(targets[2:]); err == nil ||
+		!strings.Contains(err.Error(), "(c) are reached on their own host") {
+		t.Errorf("a socket of another host: %v, %v", got, err)
 	}
 	targets[1].ModelDigest = "2"
 	const want = "targets a and b have different models"
