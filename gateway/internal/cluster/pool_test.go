@@ -191,7 +191,8 @@ func TestSuspectsRest(t *testing.T) {
 	})
 }
 
-// TestAnswerTime: a worker whose heartbeats all take long has longer to answer; a single one that did makes nobody wait.
+// TestAnswerTime: a worker whose heartbeats all take long has longer to answer; a single one that did makes nobody
+// wait.
 func TestAnswerTime(t *testing.T) {
 	now := time.Now()
 	w := info("w", 1, 0, registry.StateReady)
@@ -201,8 +202,8 @@ func TestAnswerTime(t *testing.T) {
 		rtt  float64 // ms, of the newest heartbeat
 		want time.Duration
 	}{
-		{0, answerTime}, {200, 4 * time.Second}, {1, answerTime}, {200, answerTime}, {200, answerTime}, {300, 4 * time.Second},
-		{9000, 4 * time.Second}, {9000, 6 * time.Second}, {9000, longestAnswer}, {2, answerTime},
+		{0, answerTime}, {200, 4 * time.Second}, {1, answerTime}, {200, answerTime}, {200, answerTime},
+		{300, 4 * time.Second}, {9000, 4 * time.Second}, {9000, 6 * time.Second}, {9000, longestAnswer}, {2, answerTime},
 	} {
 		w.Heartbeat, w.LastHeartbeat = &tandemv1.Heartbeat{RttMs: c.rtt}, now.Add(time.Duration(i+1)*time.Second)
 		set(p, w)
