@@ -63,8 +63,9 @@ if ! docker image inspect "$go_image" > /dev/null 2>&1; then
   root=$work/go
   mkdir -p "$root/usr/local" "$root/go/pkg/mod"
   cp -a "$(go env GOROOT)" "$root/usr/local/go"
-  # Only the modules that the programs need, out of the cache that building them has filled.
-  GOWORK=off GOFLAGS=-modcacherw GOPROXY="file://$(go env GOMODCACHE)/cache/download" GOSUMDB=off \
+  # Only the modules that the programs need, out of the cache that building them has filled; the workspace may have
+  # built them of newer ones.
+  GOWORK=off GOFLAGS=-modcacherw GOPROXY="file://$(go env GOMODCACHE)/cache/download,$(go env GOPROXY)" GOSUMDB=off \
     GOMODCACHE="$root/go/pkg/mod" \
     go list -deps ./gateway/cmd/... ./worker-target/cmd/... ./worker-draft/cmd/... ./worker-prefill/cmd/... \
     ./native/plugin/... > /dev/null

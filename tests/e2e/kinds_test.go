@@ -90,8 +90,8 @@ func TestProcessorAndCardOfADemonstration(t *testing.T) {
 		return client.New(cl.HTTP)
 	}
 	together := launch("--target-devices", "cpu,"+k.device)
-	stage, err := cluster.Stage("2/2", "--threads", "1", "--engine", k.engine, "--device", k.device, "--target-layer-split",
-		"5,3")
+	stage, err := cluster.Stage("2/2", "--threads", "1", "--engine", k.engine, "--device", k.device,
+		"--target-layer-split", "5,3")
 	if err != nil {
 		t.Fatal(err)
 	}
