@@ -26,6 +26,7 @@ const (
 	unpackPerItem = 7.0 / 4 / 32                    // instructions of a warp a value of Q8_0
 	launches      = 649                             // of a step
 	chunk         = 512                             // rows of a prompt's piece
+	slab          = 128                             // rows of a pass over the weights on AMD's cards
 	tiles         = (17.4e9 + 4.0e9 + 4.2e9) / 4096 // of 16 outputs x 256 inputs
 )
 
@@ -36,8 +37,9 @@ var issued = []struct {
 }{{8, 1.75e9}, {16, 2.21e9}, {24, 2.73e9}, {32, 3.22e9}, {64, 5.08e9}}
 
 // Cycles of a SIMD for a tile of 16 x 256, by columns: 16 counted by the simulator, 32 by the compile probe for gfx1100
-// with the simulator's excess over it at 16.
-const cycles16, cycles32 = 1050, 1780 * 1050 / 862
+// with the simulator's excess over it at 16, a slab of 128 by the simulator for the types' shares
+// (docs/speed-log/gpu-matmul.md).
+const cycles16, cycles32, cyclesSlab = 1050, 1780 * 1050 / 862, 5861
 
 // What is measured on an H200 beside products, ms at 16 and at 23 rows; its clock, processors x clock and bandwidth.
 var (
@@ -77,7 +79,7 @@ var cards = []card{
 	{"7900 XTX", true, 864, 0.82, 3.9, 461e9, 122.8e12, 122.8e12, 2.4, 230, 32,
 		"matrix and vector instructions of different waves do not overlap; 82 % of bandwidth is to be had"},
 	{"Strix Halo", true, 215, 0.85, 3.9, 232e9, 61.8e12, 61.8e12, 2.9, 116, 32,
-		"215 GB/s of the memory that it shares with the processor"},
+		"215 GB/s of the memory that it shares with the processor; prompts: as the 7900 XTX"},
 }
 
 // products returns ms of all products of a step.
@@ -137,8 +139,7 @@ func (c card) prefill(tokens int) float64 {
 	pieces := float64(tokens) / chunk
 	var products float64
 	if c.amd {
-		passes := chunk / 32.0 // a pass over all weights has 32 columns
-		products = passes * math.Max(weightGB/(c.gbs*c.share)*1e3, cycles32*tiles/c.issue*1e3)
+		products = chunk / slab * math.Max(weightGB/(c.gbs*c.share)*1e3, cyclesSlab*tiles/c.issue*1e3)
 	} else {
 		issue := chunk / 64 * issued[len(issued)-1].count / c.issue
 		products = math.Max(issue, chunk*rowOps/c.int8) / promptShare * 1e3

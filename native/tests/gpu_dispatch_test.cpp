@@ -57,8 +57,8 @@ T* somewhere() {
 
 // ---- cards
 
-enum Column : size_t { kHopper, k163, k99, k64, kAmd };
-constexpr const char* kColumns[] = {"Hopper", "163 KiB and more", "99 KiB", "64 KiB, gfx1030", "gfx11, gfx12"};
+enum Column : size_t { kHopper, k163, k99, k64, kRdna2, kAmd };
+constexpr const char* kColumns[] = {"Hopper", "163 KiB and more", "99 KiB", "64 KiB", "gfx1030", "gfx11, gfx12"};
 
 struct Card {
   Column column = kHopper;  // of the tables
@@ -83,8 +83,8 @@ std::vector<Card> cards() {
     return c;
   };
   if (emulated()) {
-    std::vector<Card> all = {card(kHopper, 9, 227), card(k163, 8, 163), card(k163, 11, 227), card(k99, 8, 99),
-                             card(k64, 7, 64),      card(k64, 7, 64),   card(kAmd, 11, 64)};
+    std::vector<Card> all = {card(kHopper, 9, 227), card(k163, 8, 163),  card(k163, 11, 227), card(k99, 8, 99),
+                             card(k64, 7, 64),      card(kRdna2, 7, 64), card(kAmd, 11, 64)};
     all[0].clusters = all[0].hopper = true;
     all[5].unit = 3;
     all[6].unit = 1;
@@ -97,7 +97,7 @@ std::vector<Card> cards() {
   own.info = info;
   own.hopper = has_attention_wgmma(info);
   if (std::strcmp(api_name(), "hip") == 0) {
-    own.column = info.major >= 11 ? kAmd : k64;
+    own.column = info.major >= 11 ? kAmd : kRdna2;
   } else if (own.hopper) {
     own.column = kHopper;
   } else {

@@ -3,6 +3,7 @@
 // emulation also runs AMD's instructions (units 1 and 2), the path of targets without any (unit 3) and kernels for
 // clusters of four blocks (unit 4) and of two (unit 5).
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <memory>
 #include <span>
@@ -41,7 +42,7 @@ void check_rows(DType type, uint64_t k, uint64_t n, Scales scales, std::initiali
   const Inputs in(x, static_cast<int64_t>(k), most, tnd::gpu::act_form(type));
   for (int unit = 0; unit < (tnd::gpu::is_float_type(type) ? 1 : units()); ++unit) {
     for (int rows : counts) {
-      if (unit == 3 && rows > 16) continue;  // the same code in more tiles
+      if (unit == 3 && rows > 16 && rows <= 64) continue;  // the same code in more tiles
       const auto got = product(w, in, rows, unit);
       CHECK_MSG(same_bits(got.data(), want.data(), got.size()), difference(type, k, n, rows, unit, got, want));
     }
@@ -179,12 +180,47 @@ TEST(float_weights_take_any_k) {
 }
 
 TEST(many_rows_equal_scalar) {
+  // Rows around a kernel's tiles of columns; outputs that fill neither a unit nor a block's tile.
   Rng rng(6);
   for (DType type : kMatmulTypes) {
     if (emulated()) {
-      check_rows(type, 1536, 40, Scales::kOrdinary, {65, 150}, rng);
+      check_rows(type, 1536, 76, Scales::kOrdinary, {65, 129}, rng);
     } else {
-      check_rows(type, 1536, 300, Scales::kExtreme, {65, 128, 300, 512}, rng);
+      check_rows(type, 1536, 300, Scales::kExtreme, {65, 128, 129, 300, 511, 512}, rng);
+    }
+    // Lanes that have no super-block, and a short last one.
+    for (uint64_t k : {uint64_t{32}, uint64_t{256}, uint64_t{352}, uint64_t{768}}) {
+      if (k % tnd::block_elems(type) != 0) continue;
+      for (uint64_t n : {uint64_t{1}, uint64_t{64}}) check_rows(type, k, n, Scales::kExtreme, {65}, rng);
+    }
+  }
+}
+
+TEST(many_rows_of_which_some_are_in_use) {
+  Rng rng(18);
+  const uint64_t k = 512, n = 70;
+  const int most = 300;
+  for (DType type : {DType::kQ4_K, DType::kQ6_K, DType::kQ8_0, DType::kQ5_1}) {
+    const Weight w(type, k, n, Scales::kOrdinary, rng);
+    const auto x = random_input(k, most, rng);
+    const auto want = wanted(w.packed, x, most);
+    const Inputs in(x, k, most, tnd::gpu::act_form(type));
+    const Memory y(want.size() * sizeof(float)), live(sizeof(int32_t));
+    for (int unit = 0; unit < units(); ++unit) {
+      for (const int32_t rows : {1, 64, 65, 128, 129, 200, 300}) {
+        device().up(live.get(), &rows, sizeof rows);
+        device().stream.fill(y.get(), 0xFF, want.size() * sizeof(float));
+        MatmulGroup group = group_of(in.acts, most, unit);
+        group.live = live.get<const int32_t>();
+        group.count = 1;
+        group.products[0] = {.w = w.w, .y = y.get<float>(), .y_stride = n};
+        tnd::gpu::launch_matmul(device().stream, group);
+        std::vector<float> got(want.size());
+        device().down(got.data(), y.get(), got.size() * sizeof(float));
+        const uint64_t used = static_cast<uint64_t>(rows) * n;
+        CHECK_MSG(same_bits(got.data(), want.data(), used), difference(type, k, n, rows, unit, got, want));
+        for (uint64_t i = used; i < got.size(); ++i) CHECK(std::isnan(got[i]));
+      }
     }
   }
 }
@@ -239,7 +275,7 @@ TEST(products_of_a_group_share_a_launch) {
   for (int rows : {1, 5, 20, 40, 70}) {
     const auto x = random_input(k, rows, rng);
     const Inputs in(x, k, rows, tnd::gpu::kFormQ256 | tnd::gpu::kFormQ32 | tnd::gpu::kFormHalf);
-    for (int unit = 0; unit < (rows < 20 ? units() : 1); ++unit) {
+    for (int unit = 0; unit < (rows < 20 || rows > 64 ? units() : 1); ++unit) {
       MatmulGroup group = group_of(in.acts, rows, unit);
       std::vector<Weight> weights;
       std::vector<Memory> ys, residuals;
@@ -355,8 +391,10 @@ TEST(a_row_does_not_depend_on_its_place_or_neighbours) {
       }
       std::copy(one.begin(), one.end(), x.begin() + static_cast<int64_t>(at * k));
       const Inputs in(x, k, rows, tnd::gpu::act_form(type), Prompt::kNone, paired);
-      const auto y = product(w, in, rows, 0);
-      CHECK_MSG(same_bits(&y[at * n], alone.data(), n), tnd::dtype_name(type));
+      for (int unit = 0; unit < (rows > 64 && !tnd::gpu::is_float_type(type) ? units() : 1); ++unit) {
+        const auto y = product(w, in, rows, unit);
+        CHECK_MSG(same_bits(&y[at * n], alone.data(), n), tnd::dtype_name(type));
+      }
     }
   };
   for (DType type : {DType::kQ4_K, DType::kQ6_K, DType::kQ8_0, DType::kQ5_1, DType::kBF16}) {

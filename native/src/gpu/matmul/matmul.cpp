@@ -7,6 +7,7 @@
 
 #include "gpu/matmul/matmul_jobs.h"
 #include "gpu/matmul/matmul_layout.h"
+#include "gpu/matmul/matmul_slabs.h"
 
 namespace tnd::gpu {
 
@@ -156,6 +157,10 @@ void launch_matmul(Stream& stream, const MatmulGroup& group) {
       MatmulJobs jobs = jobs_of(group, set);
       if (jobs.count == 0) continue;
       if (wants_lanes(group, set) && launch_matmul_lanes(stream, group, jobs)) continue;
+      if (group.rows > 64 && has_matmul_slabs(group)) {
+        launch_matmul_slabs(stream, group, jobs, set);
+        continue;
+      }
       // Tiles of Q8_0 do not fit into 99 KiB: a launch that has some must not cost the others theirs.
       if (group.rows > 64 && !has_matmul_tiles(group, jobs)) {
         MatmulJobs others = jobs;
