@@ -16,6 +16,7 @@ import (
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/identity/identitytest"
 	"github.com/tandem-inference/tandem/services/testwait"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
@@ -30,24 +31,6 @@ import (
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// elsewhere is a listener whose connections seem to come from another host.
-type elsewhere struct{ net.Listener }
-
-func (l elsewhere) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	return remote{c}, err
-}
-
-type remote struct{ net.Conn }
-
-func (remote) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(10, 0, 0, 7), Port: 7} }
-
-func dialElsewhere(ctx context.Context, address string) (net.Conn, error) {
-	var d net.Dialer
-	c, err := d.DialContext(ctx, "tcp", address)
-	return remote{c}, err
-}
 
 // decoder answers Decode with the caller's identity as an error.
 type decoder struct {
@@ -100,7 +83,7 @@ func serve(t *testing.T, transport Transport, a *Authority, far bool) (address s
 	go func() {
 		defer close(ended)
 		if far {
-			_ = s.Serve(elsewhere{lis})
+			_ = s.Serve(identitytest.Listener{Listener: lis})
 			return
 		}
 		_ = s.Serve(lis)
@@ -114,7 +97,7 @@ func call(t *testing.T, address string, client Transport, role string, far bool)
 	t.Helper()
 	options := []grpc.DialOption{grpc.WithTransportCredentials(client.Client(role))}
 	if far {
-		options = append(options, grpc.WithContextDialer(dialElsewhere))
+		options = append(options, grpc.WithContextDialer(identitytest.Dial))
 	}
 	conn, err := grpc.NewClient("passthrough:///"+address, options...)
 	if err != nil {

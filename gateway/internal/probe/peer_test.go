@@ -20,6 +20,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/placement"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/identity"
+	"github.com/tandem-inference/tandem/services/identity/identitytest"
 	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/workernode"
@@ -82,18 +83,6 @@ func TestPeer(t *testing.T) {
 	}
 }
 
-// fromElsewhere is a listener whose connections seem to come from another host.
-type fromElsewhere struct{ net.Listener }
-
-func (l fromElsewhere) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	return elsewhere{c}, err
-}
-
-type elsewhere struct{ net.Conn }
-
-func (elsewhere) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(10, 0, 0, 7), Port: 7} }
-
 // TestReach: who may not ask a host is told why before anything is measured, and who may does not wait for others that
 // time their links.
 func TestReach(t *testing.T) {
@@ -123,19 +112,16 @@ func TestReach(t *testing.T) {
 			l, s := loopback(t), NewServer()
 			address := l.Addr().String()
 			if c.far {
-				l = fromElsewhere{l}
+				l = identitytest.Listener{Listener: l}
 			}
 			serve(t, l, s, box)
 			s.turn <- struct{}{} // somebody times a link
 			err := Reach(t.Context(), address, func(address string) (*grpc.ClientConn, error) {
-				return workernode.Dial(address, grpc.WithTransportCredentials(c.client.Client("")),
-					grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
-						conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
-						if c.far && err == nil {
-							conn = elsewhere{conn}
-						}
-						return conn, err
-					}))
+				options := []grpc.DialOption{grpc.WithTransportCredentials(c.client.Client(""))}
+				if c.far {
+					options = append(options, grpc.WithContextDialer(identitytest.Dial))
+				}
+				return workernode.Dial(address, options...)
 			})
 			if c.want == "" && err != nil {
 				t.Error(err)
