@@ -22,6 +22,7 @@ type Board struct {
 	Refresh          string
 	Tags             []string
 	Panels           []Panel
+	Raw              []byte `json:"-"` // the whole file
 }
 
 // Panel is one of a board.
@@ -53,7 +54,7 @@ func Boards(root string) ([]Board, error) {
 		if err := json.Unmarshal(raw, &boards[i]); err != nil {
 			return nil, fmt.Errorf("%s: %w", file, err)
 		}
-		boards[i].File = filepath.Base(file)
+		boards[i].File, boards[i].Raw = filepath.Base(file), raw
 	}
 	return boards, nil
 }

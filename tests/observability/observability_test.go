@@ -29,29 +29,26 @@ func root(t *testing.T) string {
 // TestBoardsAreGrafanas: boards have every field that Grafana's own schemas of boards, panels and queries ask for, of
 // the right type, and no others.
 func TestBoardsAreGrafanas(t *testing.T) {
-	files, err := filepath.Glob(filepath.Join(root(t), "deploy/observability/grafana/boards/*.json"))
-	if err != nil || len(files) == 0 {
-		t.Fatal(files, err)
+	boards, err := Boards(root(t))
+	if err != nil || len(boards) == 0 {
+		t.Fatal(boards, err)
 	}
 	schemas := cog.NewRuntime() // one for all: the parsers look here
 	schemas.RegisterPanelcfgVariant(timeseries.VariantConfig())
 	schemas.RegisterPanelcfgVariant(stat.VariantConfig())
 	schemas.RegisterDataqueryVariant(prometheus.VariantConfig())
-	for _, file := range files {
-		raw, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
+	for _, b := range boards {
+		if problems := boardProblems(b.Raw); problems != "" {
+			t.Errorf("%s: %s", b.File, problems)
 		}
-		if problems := boardProblems(raw); problems != "" {
-			t.Errorf("%s: %s", filepath.Base(file), problems)
-		}
+		raw := string(b.Raw)
 		for what, wrong := range map[string]string{
-			"a query without an expression": strings.Replace(string(raw), `"expr"`, `"exprs"`, 1),
-			"an unknown field of a panel":   strings.Replace(string(raw), `"gridPos"`, `"colour": 1, "gridPos"`, 1),
-			"a number as a title":           strings.Replace(string(raw), `"title": "Tandem`, `"title": 1, "was": "Tandem`, 1),
+			"a query without an expression": strings.Replace(raw, `"expr"`, `"exprs"`, 1),
+			"an unknown field of a panel":   strings.Replace(raw, `"gridPos"`, `"colour": 1, "gridPos"`, 1),
+			"a number as a title":           strings.Replace(raw, `"title": "Tandem`, `"title": 1, "was": "Tandem`, 1),
 		} {
 			if boardProblems([]byte(wrong)) == "" {
-				t.Errorf("%s: %s is not seen", filepath.Base(file), what)
+				t.Errorf("%s: %s is not seen", b.File, what)
 			}
 		}
 	}
