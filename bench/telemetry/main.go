@@ -8,8 +8,8 @@
 // which show what differs between equal clusters, and one that sends all traces to a collector in this program. Blocks
 // of the same requests follow each other in turns; each is compared with the block without traces of its round.
 // Processor time counts some seconds after each block, too, in which spans are sent. Answers end where the model ends
-// them, after some 55 tokens, or have as many tokens as -tokens says. With -most the run fails when the
-// processor time that tracing, or a watched page, adds around the engines is above that share of all.
+// them, after some 55 tokens, or have as many tokens as -tokens says. With -most the run fails when the processor time
+// that tracing, or a watched page, adds around the engines is above that share of all.
 //
 // Engines have one thread unless -threads says otherwise: two that wait for each other burn processor time whenever
 // another program has one's processor. What gateway and workers take is shown apart: tracing and watching happen there,
