@@ -209,12 +209,7 @@ func TestTwoGateways(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() {
-			if t.Failed() {
-				t.Logf("log of %s:\n%s", id, j.Log())
-			}
-			j.Close()
-		})
+		t.Cleanup(func() { end(t, id, j) })
 	}
 	a.ready(t, 2)
 	b.ready(t, 2)

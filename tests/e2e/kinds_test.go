@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -72,36 +71,19 @@ func TestProcessorAndCardOfADemonstration(t *testing.T) {
 	}
 	needPrograms(t)
 	k := aCard(t)
-	launch := func(args ...string) *client.Client {
+	trio := func(args ...string) *client.Client {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-		defer cancel()
-		cl, err := cluster.Start(ctx, cluster.Options{Args: append([]string{"--demo", "--threads", "1", "--engine", k.engine,
-			"--target-layer-split", "5,3"}, args...)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if t.Failed() {
-				t.Logf("log of the cluster:\n%s", cl.Log())
-			}
-			cl.Close()
-		})
-		return client.New(cl.HTTP)
+		return client.New(launch(t, 2*time.Minute, cluster.Options{Args: append([]string{"--demo", "--threads", "1",
+			"--engine", k.engine, "--target-layer-split", "5,3"}, args...)}).HTTP)
 	}
-	together := launch("--target-devices", "cpu,"+k.device)
+	together := trio("--target-devices", "cpu,"+k.device)
 	stage, err := cluster.Stage("2/2", "--threads", "1", "--engine", k.engine, "--device", k.device,
 		"--target-layer-split", "5,3")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		stage.Close()
-		if t.Failed() {
-			t.Logf("log of the stage:\n%s", stage.Log())
-		}
-	})
-	apart := launch("--target-stages", stage.Address())
+	t.Cleanup(func() { end(t, "the stage", stage) })
+	apart := trio("--target-stages", stage.Address())
 	rowsGo(t, together, "memory")
 	rowsGo(t, apart, "memory")
 

@@ -55,20 +55,32 @@ func needPrograms(t *testing.T) {
 // start runs a cluster of the test's own.
 func start(t *testing.T, args ...string) *cluster.Cluster {
 	t.Helper()
+	return launch(t, time.Minute, cluster.Options{Args: args})
+}
+
+// launch is start with more options, and a limit of the time until the cluster is ready.
+func launch(t *testing.T, limit time.Duration, options cluster.Options) *cluster.Cluster {
+	t.Helper()
 	needPrograms(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	c, err := cluster.Start(ctx, cluster.Options{Args: args})
+	c, err := cluster.Start(ctx, options)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("log of the cluster:\n%s", c.Log())
-		}
-		c.Close()
-	})
+	t.Cleanup(func() { end(t, "the cluster", c) })
 	return c
+}
+
+// end closes what a test started, and shows its log if the test failed.
+func end(t *testing.T, name string, process interface {
+	Close()
+	Log() string
+}) {
+	process.Close()
+	if t.Failed() {
+		t.Logf("log of %s:\n%s", name, process.Log())
+	}
 }
 
 // demo returns a cluster with these flags that other tests use too.

@@ -113,12 +113,7 @@ func TestModelFromPeersWithCertificates(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() {
-			j.Close()
-			if t.Failed() {
-				t.Logf("log of %s:\n%s", id, j.Log())
-			}
-		})
+		t.Cleanup(func() { end(t, id, j) })
 		return j
 	}
 	first := worker("first", append(ours.join(), "--listen", serves, "--advertise", advertised)...)

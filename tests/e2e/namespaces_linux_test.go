@@ -137,12 +137,7 @@ func TestStagesOnOtherHosts(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				t.Cleanup(func() {
-					stage.Close()
-					if t.Failed() {
-						t.Logf("log of stage %d:\n%s", n, stage.Log())
-					}
-				})
+				t.Cleanup(func() { end(t, fmt.Sprint("stage ", n), stage) })
 				addresses, last = append(addresses, address), stage
 			}
 			var cl *cluster.Cluster

@@ -66,12 +66,7 @@ func join(t *testing.T, c *client.Client, registry, id string, args ...string) *
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		joined.Close()
-		if t.Failed() {
-			t.Logf("log of worker %s:\n%s", id, joined.Log())
-		}
-	})
+	t.Cleanup(func() { end(t, "worker "+id, joined) })
 	eventually(t, "worker "+id+" is ready", func() bool { return workerOf(t, c, id).State == "ready" })
 	return joined
 }

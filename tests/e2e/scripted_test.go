@@ -26,18 +26,7 @@ func scripted(t *testing.T, rules []cluster.Rule, args ...string) (*cluster.Clus
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	c, err := cluster.Start(ctx, options)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("log of the cluster:\n%s", c.Log())
-		}
-		c.Close()
-	})
+	c := launch(t, time.Minute, options)
 	return c, client.New(c.HTTP)
 }
 

@@ -116,12 +116,7 @@ func stagesElsewhere(t *testing.T, way string, ports []string, flags ...string) 
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() {
-			stage.Close()
-			if t.Failed() {
-				t.Logf("log of stage %s:\n%s", place, stage.Log())
-			}
-		})
+		t.Cleanup(func() { end(t, "stage "+place, stage) })
 		addresses, last = append(addresses, stage.Address()), stage
 	}
 	if ports != nil {
@@ -192,12 +187,7 @@ func TestStagesWithoutFiles(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() {
-			stage.Close()
-			if t.Failed() {
-				t.Logf("log of stage %s:\n%s", place, stage.Log())
-			}
-		})
+		t.Cleanup(func() { end(t, "stage "+place, stage) })
 		addresses, files = append(addresses, stage.Address()), append(files, file)
 	}
 	cl := start(t, "--demo", "--threads", "1", "--registry-listen", registry, "--target-stages",
