@@ -134,7 +134,8 @@ func (m *Model) DraftMemory(target *Model, r Room, card bool) Memory {
 	return out.on(card)
 }
 
-// ScorerMemory plans the engine of a scorer of prompts up to the model's context, at most 40,960 tokens.
+// ScorerMemory plans the engine of a scorer of prompts up to the model's context, at most 40,960 tokens, with the keys
+// and values of one layer in f16. A processor with AVX512-BF16 takes up to a quarter less for those.
 func (m *Model) ScorerMemory(r Room, card bool) Memory {
 	tokens := min(m.Context, scorerTokens)
 	out := Memory{Weights: m.packedBytes()}
