@@ -1,5 +1,5 @@
 // Times the phases of a round at true shapes with synthetic weights (synthetic_model.h), through the C ABI: prefill, a
-// plain token, a chain of 16 rows, a tree of 23 rows with its commit, at several contexts; the drafter; the scorer.
+// plain token, chains of 8 and 16 rows, a tree of 23 rows with its commit, at several contexts; drafter and scorer.
 // Each line gives ms, the bytes it must move and its operations, as shares of the copy bandwidth and of the matrix rate
 // that the device was measured to have in the same run. step27b_bench runs on the CPU, step27b_cuda and step27b_hip on
 // GPUs; --help lists the options.
@@ -457,9 +457,11 @@ void run_target(const Options& o, const Rates& rates, const SyntheticShape& shap
     if (context > t.length()) t.prefill(context - t.length(), o.number("batch"));
     std::printf("context %d\n", t.length());
     const double plain = phase(o, rates, t, "plain, 1 row", 1, 1, [&] { return t.plain(); });
+    const double few = phase(o, rates, t, "chain, 8 rows, 4 kept", 8, 4, [&] { return t.round(8, false, 4); });
     const double chain = phase(o, rates, t, "chain, 16 rows, 8 kept", 16, 8, [&] { return t.round(16, false, 8); });
     const double tree = phase(o, rates, t, "tree, 23 rows, 8 kept", 23, 8, [&] { return t.round(23, true, 8); });
-    std::printf("    chain / plain %.3f   tree / plain %.3f\n", chain / plain, tree / plain);
+    std::printf("    chain of 8 / plain %.3f   chain / plain %.3f   tree / plain %.3f\n", few / plain, chain / plain,
+                tree / plain);
     if (!drafter) continue;
     t.fuse(draft, draft_model->path());  // steps at later contexts then pay for features, too
     drafter->fill(t.length());
