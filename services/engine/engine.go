@@ -10,6 +10,9 @@
 package engine
 
 import (
+	"slices"
+	"strings"
+
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 )
 
@@ -90,6 +93,11 @@ type Info struct {
 	Depth int
 	// Stages of a target whose layers are spread over several engines; nil = one engine has them.
 	Stages []Stage
+}
+
+// Runs reports whether the engine, or one of its stages, runs on a backend: "cpu", "cuda", "hip".
+func (i *Info) Runs(backend string) bool {
+	return slices.Contains(strings.Split(i.Backend, "+"), backend)
 }
 
 // Stage is one of a target's engines, with the layers [First, Last).

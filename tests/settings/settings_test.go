@@ -100,7 +100,7 @@ var meanings = map[string]string{
 	"memory-cap":       "memory of the engine",
 	"cache-type-k":     "type of cached keys",
 	"cache-type-v":     "type of cached values",
-	"ddtree-budget":    "nodes of draft trees when a request does not say",
+	"ddtree-budget":    "nodes of draft trees when a request does not say, 0 = by the device",
 	"draft-cache-type": "type of the draft's cached keys and values",
 	"cache-dir":        "folder of what workers received from peers, and of digests of model files",
 	"engine":           "path of the engine program",

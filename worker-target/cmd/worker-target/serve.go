@@ -44,7 +44,7 @@ type serveCmd struct {
 	CacheDir     string   `help:"Folder for files of drafts and digests of model files; default: tandem in the user's cache." placeholder:"DIR"`
 
 	Chunk         int           `was:"prefill-chunk" help:"Most prompt tokens that one prefill step reads, rounded down to a multiple of 64 and at least 64; 0 = as many as the engine takes. It changes no output." default:"0"`
-	DDTreeBudget  int           `name:"ddtree-budget" was:"tree-budget" help:"Nodes of draft trees when a request does not say; automatic speculation finds its own." default:"22"`
+	DDTreeBudget  int           `name:"ddtree-budget" was:"tree-budget" help:"Nodes of draft trees when a request does not say, 0 = by the device: 15 where a layer runs on an AMD card, else 22; automatic speculation finds its own." default:"0"`
 	FeatureRows   int           `help:"Positions of features kept per request for a draft that comes back." default:"4096"`
 	FAWindow      int           `name:"fa-window" help:"Newest positions whose keys and values a token of the target reads in layers of full attention, at least 128; 0 = all. Long contexts decode faster and take less memory, but what lies further back is out of sight: answers change." default:"0"`
 	MaxTokenGapMS int           `name:"max-token-gap-ms" help:"Longest wait of a running stream between two tokens while prompts are read, in milliseconds; 0 = 4 times its own step, at least 50." default:"0"`
@@ -91,8 +91,8 @@ func (c *serveCmd) Validate() error {
 		return fmt.Errorf("--kv-cache-cold-max: must be >= 0, got %d", c.KVCacheColdMax)
 	case c.KVCacheMinTokens < 1:
 		return fmt.Errorf("--kv-cache-min-tokens: must be >= 1, got %d", c.KVCacheMinTokens)
-	case c.DDTreeBudget < 1:
-		return fmt.Errorf("--ddtree-budget: must be >= 1, got %d", c.DDTreeBudget)
+	case c.DDTreeBudget < 0:
+		return fmt.Errorf("--ddtree-budget: must be >= 0, got %d", c.DDTreeBudget)
 	case c.FeatureRows < 64:
 		return fmt.Errorf("--feature-rows: must be >= 64, got %d", c.FeatureRows)
 	case c.MaxTokenGapMS < 0 || c.MaxTokenGapMS > 60_000:
@@ -113,6 +113,12 @@ func (c *serveCmd) settings() map[string]string {
 		"prefix-cache-ram-mb": strconv.Itoa(c.PrefixCacheRAMMB), "prefix-cache-slots": strconv.Itoa(c.PrefixCacheSlots),
 		"kv-cache-budget": strconv.Itoa(c.diskMB()), "peer-fetch": c.PeerFetch,
 	}
+}
+
+// chosen puts into settings what an engine opened with where the flags leave it to the engine.
+func (c *serveCmd) chosen(settings map[string]string, info engine.Info) {
+	workernode.Chosen(settings, info)
+	settings["ddtree-budget"] = strconv.Itoa(decode.TreeBudget(c.DDTreeBudget, &info))
 }
 
 // diskMB is the room of states on disk, 0 = they are kept in memory only.
@@ -237,7 +243,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	node := workernode.Config{Flags: &c.Flags, Log: log, Registration: registration, Grace: grace}
 	return workernode.RunWithEngine(ctx, node, w, w.keeper, func(r *tandemv1.Registration, info engine.Info) {
 		workernode.Describe(r, info)
-		workernode.Chosen(r.Settings, info)
+		c.chosen(r.Settings, info)
 		r.Contract = contract(info)
 	})
 }

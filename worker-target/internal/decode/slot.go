@@ -44,7 +44,7 @@ type Config struct {
 	Members *preempt.Pool
 	// Readings are the prompts that the worker reads now, nil = none is read for others.
 	Readings *inflight.Table
-	// TreeBudget is the number of nodes of trees when the request does not say, 0 = DefaultTreeBudget.
+	// TreeBudget is the number of nodes of trees when the request does not say, 0 = by the device, TreeBudget.
 	TreeBudget int
 	// RingRows of features kept per slot, 0 = drafts.DefaultRingRows.
 	RingRows int
@@ -66,16 +66,12 @@ type Config struct {
 
 // Defaults of Config.
 const (
-	DefaultTreeBudget  = 22
 	DefaultMinDeadline = 20 * time.Millisecond
 	// DefaultMaxDeadline is well below the second within which an answer must go on when a draft hangs.
 	DefaultMaxDeadline = 400 * time.Millisecond
 )
 
 func (c Config) withDefaults() Config {
-	if c.TreeBudget <= 0 {
-		c.TreeBudget = DefaultTreeBudget
-	}
 	if c.RingRows <= 0 {
 		c.RingRows = drafts.DefaultRingRows
 	}
@@ -94,9 +90,24 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
+// TreeBudget returns the nodes of trees of requests that name no budget, on an engine: those that the worker's flag
+// names, else by the device. AMD's matrix instructions take 16 columns at a time: with its root a tree of 15 nodes is
+// one tile, and one of 22 costs two, 20 to 35 % more (docs/gpu-notes.md §0). On other devices 23 rows cost little more
+// than 16. Every row passes all stages, so one stage on an AMD card makes the tree small.
+func TreeBudget(flag int, info *engine.Info) int {
+	switch {
+	case flag > 0:
+		return flag
+	case info.Runs("hip"):
+		return 15
+	}
+	return 22
+}
+
 // Slot runs one request after the other. Its memory is kept between them.
 type Slot struct {
 	prefillChunk int // rows
+	treeBudget   int // Config.TreeBudget
 	markers      piece.Markers
 	members      *preempt.Pool
 	readings     *inflight.Table
@@ -135,15 +146,16 @@ type Slot struct {
 func NewSlot(cfg Config, model *auto.Model, d Drafts) *Slot {
 	cfg = cfg.withDefaults()
 	s := &Slot{
-		prefillChunk: cfg.PrefillChunk, markers: cfg.Markers, members: cfg.Members, readings: cfg.Readings,
-		model: model, features: features.New(cfg.RingRows), trace: newTracing(cfg.Tracer),
+		prefillChunk: cfg.PrefillChunk, treeBudget: cfg.TreeBudget, markers: cfg.Markers, members: cfg.Members,
+		readings: cfg.Readings,
+		model:    model, features: features.New(cfg.RingRows), trace: newTracing(cfg.Tracer),
 		measures: cfg.Measures, watch: watch.NewRecorder(cfg.Watch),
 	}
 	s.reuse = reuse.New(cfg.Prefixes, reuse.All)
 	s.reader = reader{limit: cfg.SlowReader, gone: make(chan error, 1), timer: time.AfterFunc(time.Hour, s.leave)}
 	s.reader.timer.Stop()
 	s.spec = speculate.New(speculate.Config{
-		TreeBudget: cfg.TreeBudget, NoLookup: cfg.NoLookup, MinDeadline: cfg.MinDeadline, MaxDeadline: cfg.MaxDeadline,
+		NoLookup: cfg.NoLookup, MinDeadline: cfg.MinDeadline, MaxDeadline: cfg.MaxDeadline,
 	}, model, d, &s.text)
 	return s
 }
@@ -246,8 +258,12 @@ func (s *Slot) start(restored int, sink Sink) {
 	}, sink)
 	s.constraint.Start(req.Constraint, req.Mode != tandemv1.SpeculationMode_SPECULATION_MODE_OFF)
 	s.features.Reset(info.MaxBatchRows)
+	budget := req.Budget
+	if budget <= 0 {
+		budget = TreeBudget(s.treeBudget, info)
+	}
 	s.spec.Start(speculate.Request{
-		ID: req.ID, Prompt: req.Prompt, Mode: req.Mode, Budget: req.Budget, Block: req.Block, Max: req.Max,
+		ID: req.ID, Prompt: req.Prompt, Mode: req.Mode, Budget: budget, Block: req.Block, Max: req.Max,
 		Left:        s.out.Left(),
 		Constrained: req.Constraint != nil, Vocab: info.Vocab, TreeRows: info.MaxTreeRows, Rows: info.MaxBatchRows,
 	}, &s.stats.Stats)

@@ -37,8 +37,6 @@ type Drafts interface {
 
 // Config of speculation, the same for all requests.
 type Config struct {
-	// TreeBudget is the number of nodes of trees when the request does not say.
-	TreeBudget int
 	// NoLookup keeps automatic speculation from prompt lookup.
 	NoLookup bool
 	// Proposals are waited for at least MinDeadline, or four times the expected time, at most MaxDeadline.

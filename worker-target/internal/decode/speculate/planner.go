@@ -10,7 +10,7 @@ type Request struct {
 	ID          string
 	Prompt      []int32
 	Mode        tandemv1.SpeculationMode
-	Budget      int  // nodes of trees, 0 = the worker's choice
+	Budget      int  // nodes of trees
 	Block       int  // 0 = the draft's; of prompt lookup: as long as pays
 	Max         int  // output tokens, those of an earlier worker included
 	Left        int  // of Max, still wanted
@@ -139,11 +139,7 @@ func (p *planner) with(at At, matched int) auto.Plan {
 	case tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN:
 		plan = auto.Plan{Kind: auto.Chain, Block: block, Budget: block - 1}
 	case tandemv1.SpeculationMode_SPECULATION_MODE_TREE:
-		budget := p.req.Budget
-		if budget <= 0 {
-			budget = p.cfg.TreeBudget
-		}
-		plan = auto.Plan{Kind: auto.Tree, Block: block, Budget: budget}
+		plan = auto.Plan{Kind: auto.Tree, Block: block, Budget: p.req.Budget}
 	default:
 		plan = p.policy.Next(at.Length, at.limit(), matched)
 	}

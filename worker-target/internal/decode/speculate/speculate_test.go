@@ -27,17 +27,18 @@ func TestPlan(t *testing.T) {
 		matched    int     // of a request without a draft
 		want       plan
 	}{
-		"chain":               {req: Request{Mode: chain}, want: plan{Kind: auto.Chain, Block: 16, Budget: 15}},
-		"chain of 4":          {req: Request{Mode: chain, Block: 4}, want: plan{Kind: auto.Chain, Block: 4, Budget: 3}},
-		"no longer block":     {req: Request{Mode: chain, Block: 40}, want: plan{Kind: auto.Chain, Block: 16, Budget: 15}},
-		"end of the answer":   {req: Request{Mode: chain}, left: 3, want: plan{Kind: auto.Chain, Block: 3, Budget: 2}},
-		"end of the context":  {req: Request{Mode: chain}, free: 5, want: plan{Kind: auto.Chain, Block: 5, Budget: 4}},
-		"narrow engine":       {req: Request{Mode: chain, Rows: 8}, want: plan{Kind: auto.Chain, Block: 8, Budget: 7}},
-		"engine of one row":   {req: Request{Mode: chain, Rows: 1}, want: plan{Kind: auto.Plain}},
-		"tree":                {req: Request{Mode: tree}, want: plan{Kind: auto.Tree, Block: 16, Budget: 22}},
-		"tree of 40":          {req: Request{Mode: tree, Budget: 40}, want: plan{Kind: auto.Tree, Block: 16, Budget: 40}},
-		"tree, narrow engine": {req: Request{Mode: tree, TreeRows: 9}, want: plan{Kind: auto.Tree, Block: 16, Budget: 8}},
-		"lookup":              {req: Request{Mode: lookup, Block: 7}, matched: 3, want: plan{Kind: auto.Lookup, Block: 7, Budget: 6}},
+		"chain":              {req: Request{Mode: chain}, want: plan{Kind: auto.Chain, Block: 16, Budget: 15}},
+		"chain of 4":         {req: Request{Mode: chain, Block: 4}, want: plan{Kind: auto.Chain, Block: 4, Budget: 3}},
+		"no longer block":    {req: Request{Mode: chain, Block: 40}, want: plan{Kind: auto.Chain, Block: 16, Budget: 15}},
+		"end of the answer":  {req: Request{Mode: chain}, left: 3, want: plan{Kind: auto.Chain, Block: 3, Budget: 2}},
+		"end of the context": {req: Request{Mode: chain}, free: 5, want: plan{Kind: auto.Chain, Block: 5, Budget: 4}},
+		"narrow engine":      {req: Request{Mode: chain, Rows: 8}, want: plan{Kind: auto.Chain, Block: 8, Budget: 7}},
+		"engine of one row":  {req: Request{Mode: chain, Rows: 1}, want: plan{Kind: auto.Plain}},
+		"tree":               {req: Request{Mode: tree, Budget: 22}, want: plan{Kind: auto.Tree, Block: 16, Budget: 22}},
+		"tree of 40":         {req: Request{Mode: tree, Budget: 40}, want: plan{Kind: auto.Tree, Block: 16, Budget: 40}},
+		"tree, narrow engine": {req: Request{Mode: tree, Budget: 22, TreeRows: 9},
+			want: plan{Kind: auto.Tree, Block: 16, Budget: 8}},
+		"lookup": {req: Request{Mode: lookup, Block: 7}, matched: 3, want: plan{Kind: auto.Lookup, Block: 7, Budget: 6}},
 		"lookup at the end": {req: Request{Mode: lookup, Block: 7}, matched: 3, left: 4,
 			want: plan{Kind: auto.Lookup, Block: 4, Budget: 3}},
 		"nothing to look up": {req: Request{Mode: lookup, Block: 7}, matched: 0, want: plan{Kind: auto.Plain}},
@@ -52,7 +53,7 @@ func TestPlan(t *testing.T) {
 			c.req.Rows, c.req.TreeRows, c.req.Left = or(c.req.Rows, 64), or(c.req.TreeRows, 64), or(c.left, 100)
 			at := At{Length: 10, Left: or(c.left, 100), Free: or(c.free, 100)}
 			var p planner
-			p.start(&Config{TreeBudget: 22}, auto.New(), c.req)
+			p.start(&Config{}, auto.New(), c.req)
 			var got auto.Plan
 			if c.req.Mode == lookup {
 				p.speculates()
