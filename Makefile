@@ -140,14 +140,17 @@ GO_SHORTENED = $(sort $(addprefix ./,$(dir $(shell git grep -lE 'testing\.Short\
 test-go-whole: ## the Go tests that test-race leaves out or shortens, with format and vet
 	@$(MAKE) --no-print-directory test-go GO_TESTED="$(GO_SHORTENED)"
 
-test-native: build-native bin/testsum ## native tests, release build, and Go tests of the emulated GPU
-	cmake --build native/build -j $(JOBS)
+test-native: build-native bin/testsum bin/gpures ## native tests, release build, and Go tests of the emulated GPU
+	cmake --build native/build -j $(JOBS) --target all gpu_launches_emu
+	@bin/testsum run -name occupancy -dir $(RESULTS) -junit $(RESULTS)/occupancy.xml -- \
+		$(GPU_OCCUPANCY) -junit $(RESULTS)/occupancy.xml sm_86=native/build/gpu_launches_emu
 	@bin/testsum run -name native -dir $(RESULTS) -junit $(CURDIR)/$(RESULTS)/native.xml -- \
 		ctest --test-dir native/build -j $(JOBS) --output-on-failure --output-junit $(CURDIR)/$(RESULTS)/native.xml
 	@TANDEM_ENGINE_LIB=$(CURDIR)/native/build/libtandem_emu.so bin/testsum run -name emu -dir $(RESULTS) -- \
 		$(GO) test -json -count=1 -timeout 20m -run OnALibrary ./worker-target/internal/decode ./native/plugin
 
 GPU_TABLE := native/GPU_RESOURCES.tsv
+GPU_OCCUPANCY := bin/gpures -table $(GPU_TABLE) -occupancy native/GPU_OCCUPANCY.tsv
 GPU_REPORTS := native/build/cuda native/build/hip
 gpu_listed = $(call gpu_configure,-DTND_WERROR=ON -DTND_CUDA=ON -DTND_CUDA_PTX=OFF -DTND_HIP=ON \
 	-DTND_CUDA_ARCHS="86;90a" -DTND_HIP_ARCHS="gfx1100;gfx1201")
@@ -170,6 +173,9 @@ test-gpu-compile: bin/testsum bin/gpures ## compile GPU kernels that changed, co
 	@bin/testsum run -name gpu -dir $(RESULTS) -junit $(CURDIR)/$(RESULTS)/gpu.xml -- \
 		bash -c '$(MAKE) --no-print-directory gpu-changed && \
 			bin/gpures -table $(GPU_TABLE) -sources native -junit $(RESULTS)/gpu.xml $(GPU_REPORTS)'
+	@bin/testsum run -name gpu-occupancy -dir $(RESULTS) -junit $(RESULTS)/gpu-occupancy.xml -- \
+		bash -c 'cmake --build native/build --target gpu_launches_hip && \
+			$(GPU_OCCUPANCY) -junit $(RESULTS)/gpu-occupancy.xml gfx1100=native/build/gpu_launches_hip'
 
 # Cases: quick or all (half an hour on 2 cores).
 CASES ?= quick
@@ -197,8 +203,10 @@ amdsim-conformance:
 		bin/testsum run -name $@ -dir $(RESULTS) -- $(GO) test -json -count=1 -timeout 60m \
 		-run '$(if $(filter quick,$(CASES)),^TestLibrarySmall$$/$(AMDSIM_QUICK),^TestLibrary)' ./native/plugin
 
-gpu-resources: gpu-changed bin/gpures ## rewrite the table of the GPU kernels' registers and spills
+gpu-resources: gpu-changed bin/gpures ## rewrite the tables of the GPU kernels' registers, spills and occupancy
 	bin/gpures -table $(GPU_TABLE) -sources native -update $(GPU_REPORTS)
+	cmake --build native/build -j $(JOBS) --target gpu_launches_emu gpu_launches_hip
+	$(GPU_OCCUPANCY) -update sm_86=native/build/gpu_launches_emu gfx1100=native/build/gpu_launches_hip
 
 # -O1 keeps the build short; gcc's warnings are only dependable at the optimisation of the release build. The emulation
 # of GPUs switches stacks, which the sanitizers do not follow, and has guards of its own: it stays out. So do long texts

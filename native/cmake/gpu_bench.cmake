@@ -1,6 +1,6 @@
 # Programs for owners of a card: gpu_tester_<vendor> (first contact) and step27b_<vendor> (phases at true shapes), built
-# by name; gpu_tester_emu, whose operand-map check is a test here; and step27b_emu by name, to try the program without a
-# card.
+# by name; gpu_tester_emu, whose operand-map check is a test here; step27b_emu by name, to try the program without a
+# card; and gpu_launches_<emu or hip> by name, for tools/gpures.
 #
 #   cmake --build native/build --target gpu_tester_cuda step27b_cuda
 function(tnd_gpu_benches vendor probe)
@@ -13,6 +13,17 @@ function(tnd_gpu_benches vendor probe)
     set_target_properties(${program} PROPERTIES EXCLUDE_FROM_ALL ON LINKER_LANGUAGE CXX)
     # Copied to other machines, the programs need nothing but libc and the driver.
     target_link_options(${program} PRIVATE -static-libstdc++ -static-libgcc)
+  endforeach()
+endfunction()
+
+# gpu_launches_<emu or hip>: what a step launches, for GPU_OCCUPANCY.tsv. What launches kernels is wrapped, so that
+# nothing runs.
+function(tnd_gpu_launches vendor)
+  add_executable(gpu_launches_${vendor} EXCLUDE_FROM_ALL bench/gpu_launches.cpp)
+  target_link_libraries(gpu_launches_${vendor} PRIVATE tandem_${vendor}_objects)
+  set_target_properties(gpu_launches_${vendor} PROPERTIES LINKER_LANGUAGE CXX)
+  foreach(symbol IN LISTS ARGN)
+    target_link_options(gpu_launches_${vendor} PRIVATE -Wl,--wrap=${symbol})
   endforeach()
 endfunction()
 
@@ -40,7 +51,13 @@ foreach(vendor cuda hip)
   endif()
 endforeach()
 
+if(TARGET tandem_hip)
+  tnd_gpu_launches(hip hipLaunchKernel hipFuncSetAttribute)
+  target_compile_definitions(gpu_launches_hip PRIVATE TND_LAUNCHES_HIP)
+endif()
+
 if(TARGET tandem_emu_objects)
+  tnd_gpu_launches(emu _ZN3tnd3gpu3emu6launchERNS0_6StreamERKNS0_6LaunchESt8functionIFvvEE)
   set(wrapper ${CMAKE_CURRENT_BINARY_DIR}/emu/gpu_probe_emu.cpp)
   file(CONFIGURE OUTPUT ${wrapper} CONTENT "#include \"gpu_probe.cu\"\n")
   add_executable(gpu_tester_emu bench/gpu_tester.cpp ${wrapper})

@@ -5,17 +5,21 @@
 //	gpures -table native/GPU_RESOURCES.tsv -sources native -update native/build/cuda native/build/hip
 //	gpures -table native/GPU_RESOURCES.tsv -sources native -changed native/build/cuda
 //	cuobjdump --dump-sass native/build/cuda/matmul_rows.o | gpures -loops
+//	gpures -occupancy native/GPU_OCCUPANCY.tsv sm_86=native/build/gpu_launches_emu
 //
 // The folders hold one report per object (native/cmake/compile_gpu.sh). A kernel must have exactly the registers,
 // spills, scratch and shared memory of the table; with another version of a compiler only spills and scratch are
-// judged, and that is said. With -sources the table also holds digests of what CUDA's kernels were made from: those of
-// unchanged sources need neither be compiled (-changed prints the objects of the others) nor judged. In HIP's folder
-// every object's host side must launch exactly the kernels that its code for each processor holds (objects.go). One
-// case per processor and source file, and one per HIP object, goes into the JUnit file.
+// judged, and that is said. With -sources the table also holds digests of what CUDA's kernels were made from: those
+// of unchanged sources need neither be compiled (-changed prints the objects of the others) nor judged. In HIP's
+// folder every object's host side must launch exactly the kernels that its code for each processor holds
+// (objects.go). One case per processor and source file, and one per HIP object, goes into the JUnit file. With
+// -occupancy the second table must follow from the first, and from the launches that the named programs print
+// (occupancy.go).
 package main
 
 import (
 	"encoding/xml"
+	"errors"
 	"flag"
 	"fmt"
 	"maps"
@@ -50,6 +54,8 @@ func main() {
 	junit := flag.String("junit", "", "write cases to this JUnit file")
 	countLoops := flag.Bool("loops", false,
 		"count the instructions of loops with matrix instructions in the listing on standard input")
+	occupancy := flag.String("occupancy", "",
+		"compare (with -update: rewrite) this table of launches instead; arguments are ARCH=PROGRAM, or none")
 	flag.Usage = func() {
 		fmt.Fprint(flag.CommandLine.Output(), usage)
 		flag.PrintDefaults()
@@ -59,7 +65,7 @@ func main() {
 		fatal(printLoops(os.Stdout, os.Stdin))
 		return
 	}
-	if flag.NArg() == 0 {
+	if flag.NArg() == 0 && *occupancy == "" {
 		fatal(fmt.Errorf("no folder\n%s", usage))
 	}
 	table, err := readTable(*path)
@@ -67,6 +73,14 @@ func main() {
 		fatal(err)
 	}
 	switch {
+	case *occupancy != "":
+		err := table.checkOccupancy(*occupancy, flag.Args(), *update)
+		c := testCase{Name: filepath.Base(*occupancy) + " " + strings.Join(flag.Args(), " ")}
+		if err != nil {
+			c.Failure = &failure{err.Error()}
+		}
+		fatal(errors.Join(err, report(*junit, []testCase{c})))
+		return
 	case *update:
 		fatal(rewrite(table, *path, *sources, flag.Args()))
 		return
@@ -82,21 +96,31 @@ func main() {
 	fatal(err)
 	changed, failed := show(cases), show(byName)
 	cases = append(cases, byName...)
-	if *junit != "" {
-		out, err := xml.MarshalIndent(struct {
-			XMLName xml.Name `xml:"testsuite"`
-			Cases   []testCase
-		}{Cases: cases}, "", " ")
-		fatal(err)
-		fatal(os.MkdirAll(filepath.Dir(*junit), 0o755))
-		fatal(os.WriteFile(*junit, out, 0o644))
-	}
+	fatal(report(*junit, cases))
 	if changed > 0 {
 		fmt.Println("After a change that is meant, run: make gpu-resources")
 	}
 	if changed+failed > 0 {
 		os.Exit(1)
 	}
+}
+
+// report writes the cases to a JUnit file; no path, no file.
+func report(path string, cases []testCase) error {
+	if path == "" {
+		return nil
+	}
+	out, err := xml.MarshalIndent(struct {
+		XMLName xml.Name `xml:"testsuite"`
+		Cases   []testCase
+	}{Cases: cases}, "", " ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(path, out, 0o644)
 }
 
 // show prints the cases that failed or were skipped and counts the former.
