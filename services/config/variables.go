@@ -260,6 +260,9 @@ var otherVariables = []string{
 // privatePrefixes begin variables of tests and of developers' tools, which have no list.
 var privatePrefixes = []string{"TANDEM_TEST_", "TANDEM_AMDSIM_", "TANDEM_GPU_"}
 
+// enginePrefixes begin variables that engine programs read, their libraries and what stands in for their devices.
+var enginePrefixes = []string{"TANDEM_SCRIPT", "TANDEM_CPU_ISA", "TANDEM_AMDSIM_", "TANDEM_GPU_"}
+
 // renamedVariables had another name once; flags say so in their tags.
 var renamedVariables = map[string]string{
 	"TANDEM_TARGET": "TANDEM_TARGET_FILE", "TANDEM_PREFILL": "TANDEM_PREFILL_FILE", "TANDEM_MODELS": "TANDEM_MODELS_DIR",

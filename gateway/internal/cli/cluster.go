@@ -324,15 +324,12 @@ func (c *cluster) remote(name string) []string {
 	return []string{"--remote-listen", net.JoinHostPort(host, "0")}
 }
 
-// scriptVariable is what the engine program of tests reads; see native/plugin/scripted.
-const scriptVariable = config.EnvPrefix + "_SCRIPT"
-
 // workerEnvironment is ours without the variables that stand for flags, since everything a worker is to know is on its
-// command line, and without those of the service manager, which watches this process alone.
+// command line, and without those of the service manager, which watches this process alone. Those of engines stay.
 func workerEnvironment() []string {
 	return sdnotify.Without(slices.DeleteFunc(os.Environ(), func(variable string) bool {
 		name, _, _ := strings.Cut(variable, "=")
-		return strings.HasPrefix(name, config.EnvPrefix+"_") && name != scriptVariable
+		return strings.HasPrefix(name, config.EnvPrefix+"_") && !config.OfEngines(name)
 	}))
 }
 
