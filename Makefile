@@ -180,17 +180,18 @@ test-gpu-compile: bin/testsum bin/gpures ## compile GPU kernels that changed, co
 # Cases: quick or all (half an hour on 2 cores).
 CASES ?= quick
 AMDSIM := $(CURDIR)/native/build/libamdsim.so
-test-amdsim: bin/testsum ## run the HIP library in a simulator of an AMD card: native tests and conformance
+test-amdsim: bin/testsum ## run the HIP library in a simulator of an AMD card: native tests, conformance, a layout
 	@$(MAKE) --no-print-directory gpu-changed
 	cmake --build native/build -j $(JOBS) --target amdsim tandem_hip_tests
-	@$(MAKE) --no-print-directory -j $(JOBS) --output-sync=target amdsim-gfx1100 amdsim-conformance amdsim-gfx1201
+	@$(MAKE) --no-print-directory -j $(JOBS) --output-sync=target amdsim-gfx1100 amdsim-conformance amdsim-gfx1201 \
+		amdsim-layout
 
 # What reaches kernels by other ways than the native programs do; the rest takes a quarter of an hour.
 AMDSIM_QUICK := ^(Outputs|TreeCommitEqualsPlainDecode|ManySequencesInOneStep|Snapshots|SnapshotParts|
 AMDSIM_QUICK := $(AMDSIM_QUICK)ExportImport|Features|Masks|Shards)$$
 
 # The simulator runs on one thread, so these stand beside each other.
-.PHONY: amdsim-gfx1100 amdsim-gfx1201 amdsim-conformance
+.PHONY: amdsim-gfx1100 amdsim-gfx1201 amdsim-conformance amdsim-layout
 amdsim-gfx1100:
 	@PRELOAD=$(AMDSIM) bin/testsum run -name amdsim -dir $(RESULTS) -- tools/card-tests.sh hip native/build $(CASES)
 
@@ -202,6 +203,11 @@ amdsim-conformance:
 	@LD_PRELOAD=$(AMDSIM) TANDEM_ENGINE_LIB=$(CURDIR)/native/build/libtandem_hip.so \
 		bin/testsum run -name $@ -dir $(RESULTS) -- $(GO) test -json -count=1 -timeout 60m \
 		-run '$(if $(filter quick,$(CASES)),^TestLibrarySmall$$/$(AMDSIM_QUICK),^TestLibrary)' ./native/plugin
+
+# The programs in bin/ with a target on the processor and the simulated card.
+amdsim-layout:
+	@bin/testsum run -name $@ -dir $(RESULTS) -- $(GO) test -json -count=1 -timeout 20m \
+		-run '^TestProcessorAndSimulatedCard$$' ./tests/e2e
 
 gpu-resources: gpu-changed bin/gpures ## rewrite the tables of the GPU kernels' registers, spills and occupancy
 	bin/gpures -table $(GPU_TABLE) -sources native -update $(GPU_REPORTS)

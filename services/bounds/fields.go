@@ -22,6 +22,7 @@ var Fields = map[protoreflect.FullName]Rule{
 	"tandem.v1.Registration.numerics":         name(mostText),
 	"tandem.v1.Registration.settings":         {Count: mostSettings, KeyBytes: 64, Bytes: mostName},
 	"tandem.v1.Registration.stages":           {Inner: true, Count: mostStages},
+	"tandem.v1.Registration.remote_address":   name(mostAddress),
 	"tandem.v1.StagePlace.device":             name(mostName),
 	"tandem.v1.StagePlace.layer_first":        number(0, mostLayers),
 	"tandem.v1.StagePlace.layer_last":         number(0, mostLayers),
@@ -106,10 +107,11 @@ var Fields = map[protoreflect.FullName]Rule{
 	"tandem.v1.Gateway.id":      token(mostID),
 	"tandem.v1.Gateway.address": name(mostAddress),
 
-	"tandem.v1.Peer.worker_id": token(mostID),
-	"tandem.v1.Peer.role":      {Known: true},
-	"tandem.v1.Peer.address":   name(mostAddress),
-	"tandem.v1.Peer.model":     {Inner: true},
+	"tandem.v1.Peer.worker_id":      token(mostID),
+	"tandem.v1.Peer.role":           {Known: true},
+	"tandem.v1.Peer.address":        name(mostAddress),
+	"tandem.v1.Peer.model":          {Inner: true},
+	"tandem.v1.Peer.remote_address": name(mostAddress),
 
 	"tandem.v1.GetDraftResponse.worker_id":      by("worker-target/internal/drafts check and describe"),
 	"tandem.v1.GetDraftResponse.capture_layers": by("worker-target/internal/drafts check and describe"),
@@ -249,9 +251,10 @@ var Fields = map[protoreflect.FullName]Rule{
 	"tandem.v1.WatchEvent.origins":                {Count: mostWatched, Known: true},
 	"tandem.v1.WatchEvent.committed":              number(0, mostWatched),
 
-	"tandem.v1.PeerHint.worker_id": token(mostID),
-	"tandem.v1.PeerHint.address":   name(mostAddress),
-	"tandem.v1.PeerHint.tokens":    number(0, mostContext),
+	"tandem.v1.PeerHint.worker_id":      token(mostID),
+	"tandem.v1.PeerHint.address":        name(mostAddress),
+	"tandem.v1.PeerHint.tokens":         number(0, mostContext),
+	"tandem.v1.PeerHint.remote_address": name(mostAddress),
 
 	"tandem.v1.FetchStateRequest.contract":    by("worker-target/internal/peers Server.check: must be equal"),
 	"tandem.v1.FetchStateRequest.isolation":   by("worker-target/internal/peers Server.check"),
@@ -341,6 +344,7 @@ var Fields = map[protoreflect.FullName]Rule{
 	"tandem.v1.TargetEntry.address":             name(mostAddress),
 	"tandem.v1.TargetEntry.model_digest":        token(mostName),
 	"tandem.v1.TargetEntry.model_name":          name(mostName),
+	"tandem.v1.TargetEntry.remote_address":      name(mostAddress),
 
 	"tandem.v1.ReadAheadRequest.request_id":    by("made or checked by the gateway; for logs"),
 	"tandem.v1.ReadAheadRequest.prompt_tokens": by("worker-target/internal/server checkAhead"),

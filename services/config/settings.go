@@ -171,6 +171,11 @@ func FlagOf(variable string) string {
 // OfWorkers reports whether a variable stands for a flag of a worker program.
 func OfWorkers(variable string) bool { return slices.Contains(workerVariables, variable) }
 
+// OfEngines reports whether a variable is for engine programs, and stands for no flag.
+func OfEngines(variable string) bool {
+	return slices.ContainsFunc(enginePrefixes, func(p string) bool { return strings.HasPrefix(variable, p) })
+}
+
 // Setting describes one flag of a program, as --list-settings prints it.
 type Setting struct {
 	// Command is the sub-command, "" for flags of the program itself.

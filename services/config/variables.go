@@ -127,6 +127,7 @@ var programVariables = []string{
 	"TANDEM_REGISTRY_LISTEN",
 	"TANDEM_REGISTRY_PASSWORD_FILE",
 	"TANDEM_REGISTRY_USER",
+	"TANDEM_REMOTE_LISTEN",
 	"TANDEM_REQUEST_TIMEOUT_S",
 	"TANDEM_RESPONSE_STORE_MB",
 	"TANDEM_ROUTE",
@@ -224,6 +225,7 @@ var workerVariables = []string{
 	"TANDEM_PREFILL_MEMORY_CAP",
 	"TANDEM_PREFIX_CACHE_RAM_MB",
 	"TANDEM_PREFIX_CACHE_SLOTS",
+	"TANDEM_REMOTE_LISTEN",
 	"TANDEM_STAGE",
 	"TANDEM_STAGE_ROW_TYPE",
 	"TANDEM_STAGE_TRANSPORT",
@@ -257,6 +259,9 @@ var otherVariables = []string{
 
 // privatePrefixes begin variables of tests and of developers' tools, which have no list.
 var privatePrefixes = []string{"TANDEM_TEST_", "TANDEM_AMDSIM_", "TANDEM_GPU_"}
+
+// enginePrefixes begin variables that engine programs read, their libraries and what stands in for their devices.
+var enginePrefixes = []string{"TANDEM_SCRIPT", "TANDEM_CPU_ISA", "TANDEM_AMDSIM_", "TANDEM_GPU_"}
 
 // renamedVariables had another name once; flags say so in their tags.
 var renamedVariables = map[string]string{

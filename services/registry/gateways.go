@@ -52,7 +52,7 @@ func sameGateways(a, b []*tandemv1.Gateway) bool {
 // keeps reports whether a target has a draft already; the caller holds mu.
 func (s *Server) keeps(target, draft *entry) bool {
 	if s.others.follows && target.w.Heartbeat != nil {
-		return slices.Contains(target.w.Heartbeat.GetAttached(), draft.w.Registration.GetAddress())
+		return slices.Contains(target.w.Heartbeat.GetAttached(), draft.w.ID)
 	}
 	return slices.Contains(target.drafts, draft.w.ID)
 }

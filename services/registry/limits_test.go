@@ -65,6 +65,9 @@ func TestRefusesStrangeRegistrations(t *testing.T) {
 		{"address", func(r *tandemv1.Registration) { r.Address = "dns:///elsewhere:80" }},
 		{"address", func(r *tandemv1.Registration) { r.Address = "10.0.0.1:70000" }},
 		{"address", func(r *tandemv1.Registration) { r.Address = "unix://socket" }},
+		{"remote_address", func(r *tandemv1.Registration) { r.RemoteAddress = "10.0.0.1:1" }}, // beside one of the network
+		{"remote_address", func(r *tandemv1.Registration) { r.Address, r.RemoteAddress = "unix:///s", "unix:///t" }},
+		{"remote_address", func(r *tandemv1.Registration) { r.Address, r.RemoteAddress = "unix:///s", "elsewhere" }},
 		{"model.name", func(r *tandemv1.Registration) { r.Model = &tandemv1.ModelInfo{Name: strings.Repeat("x", 20_000)} }},
 		{"limits.max_context", func(r *tandemv1.Registration) { r.Limits = &tandemv1.Limits{MaxContext: -1} }},
 		{"limits.lanes", func(r *tandemv1.Registration) { r.Limits = &tandemv1.Limits{Lanes: -1} }},

@@ -208,7 +208,7 @@ func (m *Membership) learn(now time.Time) {
 		if address == "" || known || !settled || m.members[address] != nil {
 			continue
 		}
-		if hostOnly(m.registration.GetAddress()) && !hostOnly(address) {
+		if hostOnly(m.registration.GetAddress()) && m.registration.GetRemoteAddress() == "" && !hostOnly(address) {
 			continue // it could not reach this worker
 		}
 		m.members[address] = &member{address: address, order: afterAll, named: true, gateway: id}

@@ -74,7 +74,7 @@ func visit(t *testing.T, c cluster, reg *tandemv1.Registration, addresses ...str
 			defer g.mu.Unlock()
 			h := &tandemv1.Heartbeat{State: StateReady}
 			for _, p := range g.lease.GetPeers() {
-				h.Attached = append(h.Attached, p.GetAddress())
+				h.Attached = append(h.Attached, p.GetWorkerId())
 			}
 			return h
 		},

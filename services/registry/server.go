@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-inference/tandem/services/bounds"
 	"github.com/tandem-inference/tandem/services/identity"
 	"github.com/tandem-inference/tandem/services/telemetry"
+	"github.com/tandem-inference/tandem/services/unixsocket"
 	"go.uber.org/zap"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
@@ -269,6 +270,8 @@ func (s *Server) check(reg *tandemv1.Registration) error {
 		field, problem = "role", "must be target, draft or prefill"
 	case !dialable(reg.GetAddress()):
 		field, problem = "address", "must be host:port or unix:///path"
+	case !remotely(reg):
+		field, problem = "remote_address", "must be host:port, and address unix:///path"
 	default:
 		if err := bounds.Check(reg); err != nil {
 			field, problem, _ = strings.Cut(err.Error(), ": ")
@@ -291,6 +294,13 @@ func (s *Server) check(reg *tandemv1.Registration) error {
 		return s.cfg.Accept(reg)
 	}
 	return nil
+}
+
+// remotely reports whether a worker has no address for other hosts, or one that is of use beside its own.
+func remotely(reg *tandemv1.Registration) bool {
+	_, socket := unixsocket.Path(reg.GetAddress())
+	remote := reg.GetRemoteAddress()
+	return remote == "" || socket && !strings.HasPrefix(remote, "unix:") && dialable(remote)
 }
 
 // dialable reports whether an address has a form that peers reach; anything else would be taken for a name to look up.
@@ -406,7 +416,7 @@ func (s *Server) lease(e *entry, seq uint64) *tandemv1.JoinResponse {
 	for _, id := range e.drafts {
 		d := s.workers[id].w.Registration
 		l.Peers = append(l.Peers, &tandemv1.Peer{WorkerId: id, Role: d.GetRole(),
-			Address: d.GetAddress(), Model: d.GetModel()})
+			Address: d.GetAddress(), RemoteAddress: d.GetRemoteAddress(), Model: d.GetModel()})
 	}
 	return &tandemv1.JoinResponse{Lease: l}
 }
@@ -420,7 +430,7 @@ func (s *Server) ListTargets(context.Context, *tandemv1.ListTargetsRequest) (*ta
 			continue
 		}
 		out.Targets = append(out.Targets, &tandemv1.TargetEntry{WorkerId: w.ID, Address: r.GetAddress(),
-			ModelDigest: r.GetModel().GetDigest(), ModelName: r.GetModel().GetName()})
+			RemoteAddress: r.GetRemoteAddress(), ModelDigest: r.GetModel().GetDigest(), ModelName: r.GetModel().GetName()})
 	}
 	return out, nil
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -28,10 +29,11 @@ import (
 type Flags struct {
 	config.Flags
 
-	Gateway   []string `help:"Registry of the gateway (host:port or unix:///path), several separated by commas; the worker also joins the gateways that these name. Empty = stand-alone." placeholder:"ADDR"`
-	Listen    string   `help:"Where to serve: host:port or unix:///path." default:"127.0.0.1:0" placeholder:"ADDR"`
-	Advertise string   `help:"Address at which gateway and peers reach this worker, if not the one it listens on." placeholder:"ADDR"`
-	WorkerID  string   `help:"Name in the cluster; default: role, host and a random part." placeholder:"ID"`
+	Gateway      []string `help:"Registry of the gateway (host:port or unix:///path), several separated by commas; the worker also joins the gateways that these name. Empty = stand-alone." placeholder:"ADDR"`
+	Listen       string   `help:"Where to serve: host:port or unix:///path." default:"127.0.0.1:0" placeholder:"ADDR"`
+	RemoteListen string   `help:"Where to serve other hosts, host:port, when --listen is a socket, which processes of this host go on using; port 0 = a free one." placeholder:"ADDR"`
+	Advertise    string   `help:"Address at which gateway and peers reach this worker, if not the one it listens on; with --remote-listen those on other hosts." placeholder:"ADDR"`
+	WorkerID     string   `help:"Name in the cluster; default: role, host and a random part." placeholder:"ID"`
 
 	Model     string         `help:"Model file (GGUF); of a draft also a folder with config.json and model.safetensors." required:"" placeholder:"PATH"`
 	Engine    string         `help:"Engine program; default: tandem-engine beside this program." placeholder:"PATH"`
@@ -101,7 +103,10 @@ func (f *Flags) Validate() error {
 	if _, err := device.Parse(f.Device); err != nil {
 		errs = append(errs, fmt.Errorf("--device: %w", err))
 	}
-	if err := f.CertFlags.validate(map[string]string{"listen": f.Listen}); err != nil {
+	if err := f.checkRemote(); err != nil {
+		errs = append(errs, err)
+	}
+	if err := f.CertFlags.validate(map[string]string{"listen": f.Listen, "remote-listen": f.RemoteListen}); err != nil {
 		errs = append(errs, err)
 	}
 	for _, address := range f.Gateway {
@@ -113,11 +118,28 @@ func (f *Flags) Validate() error {
 	return errors.Join(append(errs, f.TraceFlags.Validate())...)
 }
 
+// checkRemote says what cannot work in --remote-listen.
+func (f *Flags) checkRemote() error {
+	if f.RemoteListen == "" {
+		return nil
+	}
+	if _, socket := unixsocket.Path(f.Listen); !socket {
+		return fmt.Errorf("--remote-listen: is for workers whose --listen is a socket; other hosts reach %s as it is", f.Listen)
+	}
+	if _, _, err := net.SplitHostPort(f.RemoteListen); err != nil {
+		return fmt.Errorf("--remote-listen: %w", err)
+	}
+	return nil
+}
+
 // Check reports settings that are legal and dangerous.
 func (f *Flags) Check() (warnings []config.Warning) {
-	if f.Plaintext && config.Exposed(f.Listen) {
+	for _, address := range []string{f.Listen, f.RemoteListen} {
+		if !f.Plaintext || address == "" || !config.Exposed(address) {
+			continue
+		}
 		warnings = append(warnings, config.Warning{Flag: "plaintext",
-			Text: f.Listen + " is reachable from other machines, and asks nobody who they are: whoever reaches it can use the " +
+			Text: address + " is reachable from other machines, and asks nobody who they are: whoever reaches it can use the " +
 				"engine; keep it on a network of your own"})
 	}
 	for flag, address := range map[string]string{"metrics-listen": f.MetricsListen, "admin-listen": f.AdminListen} {

@@ -13,6 +13,15 @@ func TestOffHost(t *testing.T) {
 		if err := bare.Validate(); (err != nil) != far || far && !strings.Contains(err.Error(), "--listen") {
 			t.Errorf("--listen %s: %v", address, err)
 		}
+		beside := Flags{Listen: "unix:///x.sock", RemoteListen: address, Device: "cpu", HangTimeout: "3s"}
+		if err := beside.Validate(); !strings.HasPrefix(address, "unix:") &&
+			((err != nil) != far || far && !strings.Contains(err.Error(), "--remote-listen")) {
+			t.Errorf("--remote-listen %s: %v", address, err)
+		}
+		beside.Plaintext = true
+		if warned := len(beside.Check()) > 0; warned != far {
+			t.Errorf("--remote-listen %s --plaintext: warned %v", address, warned)
+		}
 		joins := Flags{Gateway: []string{address}, Device: "cpu", HangTimeout: "3s"}
 		if err := joins.Validate(); (err != nil) != far || far && !strings.Contains(err.Error(), "--gateway") {
 			t.Errorf("--gateway %s: %v", address, err)
@@ -26,6 +35,15 @@ func TestOffHost(t *testing.T) {
 			if warned := len(f.Check()) > 0; warned != (far && c.Plaintext) {
 				t.Errorf("%s %s: warned %v", name, address, warned)
 			}
+		}
+	}
+	for want, c := range map[string]Flags{
+		"whose --listen is a socket": {Listen: "127.0.0.1:0", RemoteListen: "127.0.0.1:0"},
+		"--remote-listen: address s": {Listen: "unix:///x.sock", RemoteListen: "s"},
+	} {
+		c.Device, c.HangTimeout = "cpu", "3s"
+		if err := c.Validate(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("--listen %s --remote-listen %s: %v", c.Listen, c.RemoteListen, err)
 		}
 	}
 	for want, c := range map[string]CertFlags{

@@ -1,11 +1,15 @@
 package workernode
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"os"
 
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/unixsocket"
+	"go.uber.org/zap"
 )
 
 func dialTargets(addresses []string) []string {
@@ -14,6 +18,42 @@ func dialTargets(addresses []string) []string {
 		out[i] = unixsocket.DialTarget(a)
 	}
 	return out
+}
+
+// listen opens the listeners that the flags ask for, that of --listen first.
+func listen(f *Flags) ([]net.Listener, error) {
+	own, err := Listen(f.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("--listen: %w", err)
+	}
+	if f.RemoteListen == "" {
+		return []net.Listener{own}, nil
+	}
+	remote, err := Listen(f.RemoteListen)
+	if err != nil {
+		_ = own.Close()
+		return nil, fmt.Errorf("--remote-listen: %w", err)
+	}
+	return []net.Listener{own, remote}, nil
+}
+
+// name fills in where a worker is reached that serves at the listeners of its flags.
+func name(r *tandemv1.Registration, f *Flags, listeners []net.Listener) {
+	reached := cmp.Or(f.Advertise, Address(listeners[len(listeners)-1]))
+	if len(listeners) == 1 {
+		r.Address = reached
+		return
+	}
+	r.Address, r.RemoteAddress = Address(listeners[0]), reached
+}
+
+// addresses are those of a registration, for the log.
+func addresses(r *tandemv1.Registration) []zap.Field {
+	fields := []zap.Field{zap.String(telemetry.KeyAddress, r.GetAddress())}
+	if remote := r.GetRemoteAddress(); remote != "" {
+		fields = append(fields, zap.String("remote_address", remote))
+	}
+	return fields
 }
 
 // Listen opens a listener at host:port or a unix socket.

@@ -1,11 +1,13 @@
 package workernode
 
 import (
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/unixsocket"
 )
 
@@ -40,6 +42,49 @@ func TestListen(t *testing.T) {
 	defer wild.Close()
 	if got := Address(wild); strings.HasPrefix(got, "0.0.0.0") {
 		t.Errorf("peers cannot reach %q", got)
+	}
+}
+
+// TestRemoteListen: a worker at a socket that also serves other hosts says both addresses.
+func TestRemoteListen(t *testing.T) {
+	dir, err := os.MkdirTemp("", "listen")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	socket := "unix://" + filepath.Join(dir, "s")
+	for advertise, want := range map[string]string{"": "127.0.0.1:", "box:7": "box:7"} {
+		f := &Flags{Listen: socket, RemoteListen: "127.0.0.1:0", Advertise: advertise}
+		listeners, err := listen(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := &tandemv1.Registration{}
+		name(r, f, listeners)
+		if r.Address != socket || !strings.HasPrefix(r.RemoteAddress, want) || strings.HasSuffix(r.RemoteAddress, ":0") {
+			t.Errorf("--advertise %q: %q and %q", advertise, r.Address, r.RemoteAddress)
+		}
+		for _, l := range listeners {
+			l.Close()
+		}
+	}
+	if _, err := listen(&Flags{Listen: socket, RemoteListen: "127.0.0.1:x"}); err == nil ||
+		!strings.Contains(err.Error(), "--remote-listen") {
+		t.Errorf("%v", err)
+	}
+	if again, err := Listen(socket); err != nil {
+		t.Errorf("the socket stays open when the port cannot be had: %v", err)
+	} else {
+		again.Close()
+	}
+	alone := &tandemv1.Registration{}
+	l, err := Listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if name(alone, &Flags{Advertise: "box:7"}, []net.Listener{l}); alone.Address != "box:7" || alone.RemoteAddress != "" {
+		t.Errorf("one address: %q and %q", alone.Address, alone.RemoteAddress)
 	}
 }
 

@@ -119,22 +119,28 @@ func Dial(address string, more ...grpc.DialOption) (*grpc.ClientConn, error) {
 
 // Run serves w until the process is told to end. It returns nil after an orderly end.
 func Run(ctx context.Context, cfg Config, w Worker) error {
-	listener, err := Listen(cfg.Flags.Listen)
+	listeners, err := listen(cfg.Flags)
 	if err != nil {
-		return fmt.Errorf("--listen: %w", err)
+		return err
 	}
+	defer func() {
+		for _, l := range listeners {
+			_ = l.Close() // the server has done so, if it came to that
+		}
+	}()
 	for _, w := range cfg.Flags.Check() {
 		cfg.Log.Warn(w.String())
 	}
 	n := &node{cfg: cfg, worker: w, log: cfg.Log, health: health.NewServer(), end: make(chan struct{})}
 	if n.notify, err = sdnotify.FromEnvironment(); err != nil {
-		_ = listener.Close()
 		return err
 	}
 	defer n.notify.Close()
 	options := append(ServerOptions(cfg.Log), telemetry.ServerOptions(cfg.Flags.providers())...)
 	port := inlet.New(callers, cfg.Log)
-	listener = port.Listener(listener)
+	for i, l := range listeners {
+		listeners[i] = port.Listener(l)
+	}
 	options = append(options, port.ServerOptions(cfg.Flags.transport(cfg.Log).Server())...)
 	options = append(options, identity.ServerOptions(cfg.Log)...)
 	defer cfg.Flags.leave()
@@ -145,17 +151,13 @@ func Run(ctx context.Context, cfg Config, w Worker) error {
 	}
 	defer cfg.Flags.flush()
 	if err := n.openPages(); err != nil {
-		_ = listener.Close()
 		return err
 	}
 	defer n.closePages()
 	healthv1.RegisterHealthServer(n.server, n.health)
 	reflection.Register(n.server)
-	cfg.Registration.Address = cfg.Flags.Advertise
-	if cfg.Registration.Address == "" {
-		cfg.Registration.Address = Address(listener)
-	}
-	return n.run(ctx, listener)
+	name(cfg.Registration, cfg.Flags, listeners)
+	return n.run(ctx, listeners)
 }
 
 type node struct {
@@ -185,7 +187,7 @@ type node struct {
 func (n *node) ready() bool { return n.complete.Load() && n.worker.Ready() }
 
 // run serves until a signal, ctx or a part that failed ends it, and returns after all parts did.
-func (n *node) run(ctx context.Context, listener net.Listener) error {
+func (n *node) run(ctx context.Context, listeners []net.Listener) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	signals := make(chan os.Signal, 2)
@@ -196,7 +198,7 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 		return err
 	}
 	n.complete.Store(n.cfg.Describe == nil) // before a part reads it
-	parts := n.parts(listener)
+	parts := n.parts(listeners[0])
 	ended := make(chan struct{}, len(parts))
 	for _, p := range parts {
 		go func() {
@@ -206,10 +208,12 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 			ended <- struct{}{}
 		}()
 	}
-	serving := make(chan error, 1)
-	go func() { serving <- n.server.Serve(listener) }()
+	serving := make(chan error, len(listeners))
+	for _, l := range listeners {
+		go func() { serving <- n.server.Serve(l) }()
+	}
 	n.notify.Send(sdnotify.Ready)
-	n.log.Info("worker is up", zap.String(telemetry.KeyAddress, n.cfg.Registration.Address))
+	n.log.Info("worker is up", addresses(n.cfg.Registration)...)
 
 	select {
 	case s := <-signals:

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -26,8 +27,18 @@ func aCard(t *testing.T) card {
 	if library == "" {
 		library = filepath.Join(root, "native", "build", "libtandem_emu.so")
 	}
+	return cardOf(t, library, "make test-native builds the emulated one")
+}
+
+// cardOf is the first card of a library, which somebody may have built.
+func cardOf(t *testing.T, library, how string) card {
+	t.Helper()
+	root, err := cluster.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if _, err := os.Stat(library); err != nil {
-		t.Skipf("no library of a card: %v (make test-native builds the emulated one)", err)
+		t.Skipf("no library of a card: %v (%s)", err, how)
 	}
 	name, found := strings.CutPrefix(strings.TrimSuffix(filepath.Base(library), ".so"), "libtandem_")
 	if !found || name == "cpu" {
@@ -121,5 +132,73 @@ func TestProcessorAndCardOfADemonstration(t *testing.T) {
 		if drafted[mode] == 0 {
 			t.Errorf("no token of a %s was accepted", mode)
 		}
+	}
+}
+
+// TestProcessorAndSimulatedCard: the demonstration target with its last layers, one of each kind, on a card of AMD,
+// whose machine code a simulator runs, and the others on the processor. Plain, chain and tree give one text, greedy and
+// sampled, which is also that of a card whose stage is a worker of its own. The simulator is some hundred times slower
+// than a processor, so this is less than TestProcessorAndCardOfADemonstration.
+func TestProcessorAndSimulatedCard(t *testing.T) {
+	if device != "" {
+		t.Skip("has a card of its own")
+	}
+	needPrograms(t)
+	root, err := cluster.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const how = "make test-amdsim builds it"
+	simulator := filepath.Join(root, "native", "build", "libamdsim.so")
+	if _, err := os.Stat(simulator); err != nil {
+		t.Skipf("no simulator: %v (%s)", err, how)
+	}
+	k := cardOf(t, filepath.Join(root, "native", "build", "libtandem_hip.so"), how)
+	const split = "6,2"
+	t.Setenv("LD_PRELOAD", simulator)
+	trio := func(args ...string) *client.Client {
+		t.Helper()
+		return client.New(launch(t, 2*time.Minute, cluster.Options{Args: append([]string{"--demo", "--threads", "1",
+			"--engine", k.engine, "--target-layer-split", split}, args...)}).HTTP)
+	}
+	together := trio("--target-devices", "cpu,"+k.device)
+	stage, err := cluster.Stage("2/2", "--threads", "1", "--engine", k.engine, "--device", k.device,
+		"--target-layer-split", split)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { end(t, "the stage", stage) })
+	apart := trio("--target-stages", stage.Address())
+
+	table, err := together.Get(t.Context(), "/cluster")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The engine's process gets what is said to the simulator.
+	if p := cmp.Or(os.Getenv("TANDEM_AMDSIM_PROCESSOR"), "gfx1100"); !strings.Contains(string(table), "simulated "+p) {
+		t.Errorf("no stage is on a simulated %s: %s", p, table)
+	}
+	prompt := golden(t)[0].IDs
+	drafted := 0
+	for what, r := range map[string]client.Request{
+		"greedy":  {Prompt: prompt, MaxTokens: 10},
+		"sampled": {Prompt: prompt, MaxTokens: 10, Temperature: 1.2, Seed: seed(3)},
+	} {
+		want := generate(t, together, r, client.Speculation{Mode: "off"})
+		for _, s := range []client.Speculation{{Mode: "chain"}, {Mode: "tree", Budget: 8}} {
+			got := generate(t, together, r, s)
+			if got.Text != want.Text || got.Finish != want.Finish || contractOf(t, got) != contractOf(t, want) {
+				t.Errorf("%s, %s: %q (%s)\nplain: %q (%s)", what, name(s), got.Text, got.Finish, want.Text, want.Finish)
+			}
+			drafted += got.Usage.Timings.AcceptedTokens
+		}
+		got := generate(t, apart, r, client.Speculation{Mode: "off"})
+		if got.Text != want.Text || got.Finish != want.Finish || contractOf(t, got) != contractOf(t, want) {
+			t.Errorf("%s, a stage apart: %q (%s), contract %s\none worker: %q (%s), contract %s", what, got.Text, got.Finish,
+				contractOf(t, got), want.Text, want.Finish, contractOf(t, want))
+		}
+	}
+	if drafted == 0 {
+		t.Error("no proposed token was accepted")
 	}
 }

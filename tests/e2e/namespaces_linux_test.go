@@ -92,6 +92,33 @@ func (h *hosts) in(name string, f func() error) error {
 	return <-done
 }
 
+// dialer connects as a process in a namespace does.
+func (h *hosts) dialer(name string) func(ctx context.Context, network, address string) (net.Conn, error) {
+	return func(_ context.Context, network, address string) (conn net.Conn, err error) {
+		err = h.in(name, func() (err error) {
+			conn, err = net.Dial(network, address)
+			return err
+		})
+		return conn, err
+	}
+}
+
+// without calls f on a thread in a namespace as in does, where a folder is empty: other hosts see no sockets.
+func (h *hosts) without(folder, name string, f func() error) error {
+	return h.in(name, func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+			return fmt.Errorf("a namespace of mounts: %w", err)
+		}
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+			return fmt.Errorf("mounts of one's own: %w", err)
+		}
+		if err := unix.Mount("tmpfs", folder, "tmpfs", 0, ""); err != nil {
+			return fmt.Errorf("mount over %s: %w", folder, err)
+		}
+		return f()
+	})
+}
+
 // forward says whether stages reach each other.
 func (h *hosts) forward(on string) {
 	h.t.Helper()
@@ -154,14 +181,7 @@ func TestStagesOnOtherHosts(t *testing.T) {
 			}
 			t.Cleanup(cl.Close)
 			c := client.New(cl.HTTP)
-			c.HTTP.Transport = &http.Transport{DialContext: func(_ context.Context, network, address string) (conn net.Conn,
-				err error) {
-				err = h.in(h.head, func() (err error) {
-					conn, err = net.Dial(network, address)
-					return err
-				})
-				return conn, err
-			}}
+			c.HTTP.Transport = &http.Transport{DialContext: h.dialer(h.head)}
 			rowsGo(t, c, "direct", way)
 			sameTexts(t, whole, c, 20)
 			if said := log.contains("hidden rows pass this worker"); said != (way == "head") {

@@ -341,8 +341,8 @@ var environments = []struct {
 }
 
 // fixedForWorkers are settings of workers whose values belong to the container.
-var fixedForWorkers = []string{"config", "gateway", "listen", "advertise", "worker-id", "model", "device", "engine",
-	"engine-lib", "cache-dir", "parent-pid", "supervise", "draft-address"}
+var fixedForWorkers = []string{"config", "gateway", "listen", "remote-listen", "advertise", "worker-id", "model",
+	"device", "engine", "engine-lib", "cache-dir", "parent-pid", "supervise", "draft-address"}
 
 var environmentList = regexp.MustCompile(`(?m)^x-(gateway|target|draft|prefill)-settings: &\w+-settings.*\n(?:  TANDEM_\w+:\n)*`)
 

@@ -24,7 +24,7 @@ type Config struct {
 	Host           string `default:"127.0.0.1" help:"Address of the HTTP and gRPC ports."`
 	Port           int    `default:"8000" help:"HTTP port; 0 picks a free one."`
 	GRPCPort       int    `name:"grpc-port" default:"8103" help:"Port of the public gRPC API; 0 picks a free one, -1 turns it off."`
-	RegistryListen string `default:"127.0.0.1:8104" placeholder:"ADDR" help:"Where workers join: host:port or unix:///path. From other hosts they need a certificate, which a join token of tandem certs token gets."`
+	RegistryListen string `default:"127.0.0.1:8104" placeholder:"ADDR" help:"Where workers join: host:port or unix:///path. From other hosts they need a certificate, which a join token of tandem certs token gets. At an address that other hosts reach, target and draft of tandem serve serve these, too."`
 
 	Registry             string `default:"embedded" placeholder:"STORE" help:"Where the gateways of one cluster keep what they share: embedded (this gateway is the only one), etcd://HOST:PORT[,HOST:PORT][/PREFIX], or kubernetes://NAMESPACE from within a pod (Secrets and Leases; without NAMESPACE the pod's own). Whoever reads the store reads prompts."`
 	RegistryCA           string `name:"registry-ca" type:"path" placeholder:"PATH" help:"Certificate of the authority of --registry's server; with it, or with --registry-cert, the connection has TLS."`

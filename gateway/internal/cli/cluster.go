@@ -275,6 +275,7 @@ func (w *WorkerFlags) verify(models trio) error {
 func (c *cluster) spec(programs, name string, args []string) (supervise.Spec, error) {
 	socket := c.socket(name)
 	address := "unix://" + socket
+	args = append(args, c.remote(name)...)
 	args = append(args,
 		"--gateway", registryTarget(c.gateway.RegistryAddr()), "--listen", address, "--worker-id", name,
 		"--device", c.cfg.workers.device(name), "--parent-pid", strconv.Itoa(os.Getpid()),
@@ -308,15 +309,27 @@ func (c *cluster) spec(programs, name string, args []string) (supervise.Spec, er
 	}, nil
 }
 
-// scriptVariable is what the engine program of tests reads; see native/plugin/scripted.
-const scriptVariable = config.EnvPrefix + "_SCRIPT"
+// remote are the flags with which a worker also serves other hosts, where these can join: they are given targets for
+// their models and states, and drafts. A scorer is of use to other gateways only.
+func (c *cluster) remote(name string) []string {
+	at := registryTarget(c.gateway.RegistryAddr())
+	alone := c.cfg.gateway.Registry == app.RegistryEmbedded
+	if !config.Exposed(at) || name == workerPrefill && alone {
+		return nil
+	}
+	host, _, err := net.SplitHostPort(at)
+	if err != nil {
+		return nil // no address of a network
+	}
+	return []string{"--remote-listen", net.JoinHostPort(host, "0")}
+}
 
 // workerEnvironment is ours without the variables that stand for flags, since everything a worker is to know is on its
-// command line, and without those of the service manager, which watches this process alone.
+// command line, and without those of the service manager, which watches this process alone. Those of engines stay.
 func workerEnvironment() []string {
 	return sdnotify.Without(slices.DeleteFunc(os.Environ(), func(variable string) bool {
 		name, _, _ := strings.Cut(variable, "=")
-		return strings.HasPrefix(name, config.EnvPrefix+"_") && name != scriptVariable
+		return strings.HasPrefix(name, config.EnvPrefix+"_") && !config.OfEngines(name)
 	}))
 }
 

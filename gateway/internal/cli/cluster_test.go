@@ -27,6 +27,7 @@ func prepare(t *testing.T, models trio, workers WorkerFlags) *cluster {
 	t.Helper()
 	t.Setenv("TMPDIR", t.TempDir())
 	t.Setenv("TANDEM_DRAFT", "leaks.gguf")
+	t.Setenv("TANDEM_AMDSIM_PROCESSOR", "gfx1201")
 	gateway := app.Defaults()
 	gateway.Port, gateway.GRPCPort = 0, -1
 	c, err := newCluster(clusterConfig{models: models, workers: workers, gateway: gateway, logLevel: "warn",
@@ -65,12 +66,63 @@ func TestWorkerCommandLines(t *testing.T) {
 				t.Errorf("%s lacks %q: %s", spec.Name, want, line)
 			}
 		}
-		if slices.ContainsFunc(spec.Env, func(v string) bool { return strings.HasPrefix(v, "TANDEM_") }) {
-			t.Errorf("%s inherits variables of our flags", spec.Name)
+		ours := slices.DeleteFunc(slices.Clone(spec.Env), func(v string) bool { return !strings.HasPrefix(v, "TANDEM_") })
+		if !slices.Equal(ours, []string{"TANDEM_AMDSIM_PROCESSOR=gfx1201"}) { // its engine's
+			t.Errorf("%s inherits %q", spec.Name, ours)
 		}
 		if spec.Essential != (spec.Name == workerTarget) {
 			t.Errorf("%s: essential = %v", spec.Name, spec.Essential)
 		}
+	}
+}
+
+// TestWorkersForOtherHosts: workers serve other hosts if these reach the registry: the target and the draft, and the
+// scorer, too, where there are other gateways. They do it with certificates unless the user wants none.
+func TestWorkersForOtherHosts(t *testing.T) {
+	models := trio{filepath.Join(modelsDir, demoTarget), filepath.Join(modelsDir, demoDraft),
+		filepath.Join(modelsDir, demoPrefill)}
+	workers := WorkerFlags{Programs: programs(t), Device: "cpu", HangTimeout: "3s"}
+	for name, c := range map[string]struct {
+		listen, registry string
+		plaintext        bool
+		wants            []string // of target, draft, scorer
+	}{
+		"a socket":           {"127.0.0.1:8104", app.RegistryEmbedded, false, []string{"", "", ""}},
+		"this host alone":    {"127.0.0.1:0", app.RegistryEmbedded, false, []string{"", "", ""}},
+		"other hosts":        {"0.0.0.0:0", app.RegistryEmbedded, false, []string{"--certs", "--certs", ""}},
+		"without encryption": {"0.0.0.0:0", app.RegistryEmbedded, true, []string{"--plaintext", "--plaintext", ""}},
+		"other gateways": {"0.0.0.0:0", "etcd://127.0.0.1:1", false,
+			[]string{"--certs", "--certs", "--certs"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+			t.Setenv("TMPDIR", t.TempDir())
+			gateway := app.Defaults()
+			gateway.Port, gateway.GRPCPort, gateway.RegistryListen, gateway.Plaintext = 0, -1, c.listen, c.plaintext
+			cl, err := newCluster(clusterConfig{models: models, workers: workers, gateway: gateway, logLevel: "warn",
+				logFormat: "json", log: zap.NewNop(), output: os.Stderr})
+			if err != nil {
+				t.Fatal(err)
+			}
+			cl.cfg.gateway.Registry = c.registry // no etcd is needed for a command line
+			specs, err := cl.specs()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, spec := range specs {
+				at := slices.Index(spec.Args, "--remote-listen")
+				if c.wants[i] == "" {
+					if at >= 0 {
+						t.Errorf("%s serves other hosts: %q", spec.Name, spec.Args)
+					}
+					continue
+				}
+				if at < 0 || !slices.Contains([]string{"0.0.0.0:0", "[::]:0"}, spec.Args[at+1]) ||
+					!slices.Contains(spec.Args, c.wants[i]) || !slices.Contains(spec.Args, "unix://"+cl.socket(spec.Name)) {
+					t.Errorf("%s: %q", spec.Name, spec.Args)
+				}
+			}
+		})
 	}
 }
 

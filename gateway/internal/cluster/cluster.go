@@ -188,7 +188,7 @@ func (c *Cluster) Connect(w registry.Worker) (*grpc.ClientConn, error) {
 		creds := grpc.WithTransportCredentials(c.cred(registry.RoleName(w.Registration.GetRole())))
 		options = append(options[:len(options):len(options)], creds)
 	}
-	return grpc.NewClient(unixsocket.DialTarget(w.Registration.GetAddress()), options...)
+	return grpc.NewClient(unixsocket.DialTarget(registry.Reach(w.Registration)), options...)
 }
 
 func (c *Cluster) connect(w registry.Worker) *grpc.ClientConn {

@@ -372,3 +372,20 @@ func TestTakeoverPrefersLikeWorkers(t *testing.T) {
 		t.Fatalf("takeover got %v after the like worker was free", got)
 	}
 }
+
+// TestConnect: a worker at a socket that is not on this host is called where other hosts reach it.
+func TestConnect(t *testing.T) {
+	c := New(Config{}, Deps{DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}})
+	w := info("t", 1, 100, registry.StateReady)
+	for remote, want := range map[string]string{"": "unix:/of/another/host", "192.0.2.1:7": "192.0.2.1:7"} {
+		w.Registration.Address, w.Registration.RemoteAddress = "unix:///of/another/host", remote
+		conn, err := c.Connect(w)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if conn.Target() != want {
+			t.Errorf("remote address %q: %s is called", remote, conn.Target())
+		}
+		conn.Close()
+	}
+}

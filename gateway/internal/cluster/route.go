@@ -270,7 +270,8 @@ func (p *Pool) routed(l *Slot, d *Demand, now time.Time) {
 	if sender != nil {
 		p.add(l.w, func(n *Routed) { n.Named++ })
 		l.Peer = &tandemv1.PeerHint{
-			WorkerId: sender.info.ID, Address: sender.info.Registration.GetAddress(), Tokens: int32(tokens),
+			WorkerId: sender.info.ID, Address: sender.info.Registration.GetAddress(),
+			RemoteAddress: sender.info.Registration.GetRemoteAddress(), Tokens: int32(tokens),
 		}
 	}
 	l.w.backlog += l.unread

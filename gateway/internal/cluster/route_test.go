@@ -191,6 +191,7 @@ func TestRoutePeer(t *testing.T) {
 			holding("c", "key", prompt, 512, 4608), other, draining}
 		for i := range workers {
 			workers[i].Registration.Address = workers[i].ID + ":1"
+			workers[i].Registration.RemoteAddress = workers[i].ID + ":2"
 		}
 		for _, by := range []bool{true, false} {
 			p := pool(t, PoolConfig{MaxQueue: 9, ByPrefix: by}, workers...)
@@ -215,7 +216,7 @@ func TestRoutePeer(t *testing.T) {
 				}
 				l := went(t, p, v.d)
 				if l.Peer.GetWorkerId() != v.peer || l.Peer.GetTokens() != v.tokens ||
-					v.peer != "" && l.Peer.GetAddress() != v.peer+":1" {
+					v.peer != "" && (l.Peer.GetAddress() != v.peer+":1" || l.Peer.GetRemoteAddress() != v.peer+":2") {
 					t.Errorf("by prefix %v, %s: %s is told of %v", by, v.what, l.Worker, l.Peer)
 				}
 				l.Release()

@@ -185,7 +185,7 @@ func (s *Service) GetCluster(context.Context, *tandemv1.GetClusterRequest) (*tan
 			Model: reg.GetModel().GetName(), State: w.State, MaxContext: reg.GetLimits().GetMaxContext(),
 			Lanes: reg.GetLimits().GetLanes(), LanesBusy: w.Heartbeat.GetLanesBusy(),
 			LastHeartbeatMs: time.Since(w.LastHeartbeat).Milliseconds(), RttMs: w.Heartbeat.GetRttMs(),
-			Version: reg.GetVersion(), Drafts: w.Drafts, Contract: reg.GetContract(),
+			Version: reg.GetVersion(), Drafts: w.Drafts, Contract: reg.GetContract(), RemoteAddress: reg.GetRemoteAddress(),
 		}
 		if busy, _, ok := s.targets.Busy(w.ID); ok {
 			e.LanesBusy = int32(busy)

@@ -54,7 +54,7 @@ func (s *Server) state() healthBody {
 // draftAt is the id of the draft worker with an address, the address when there is none.
 func draftAt(workers []registry.Worker, address string) string {
 	for _, w := range workers {
-		if w.Registration.GetRole() == tandemv1.Role_ROLE_DRAFT && w.Registration.GetAddress() == address {
+		if w.Registration.GetRole() == tandemv1.Role_ROLE_DRAFT && registry.ReachedAt(w.Registration, address) {
 			return w.ID
 		}
 	}

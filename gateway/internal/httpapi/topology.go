@@ -16,6 +16,7 @@ type workerEntry struct {
 	ID            string  `json:"id"`
 	Role          string  `json:"role"`
 	Address       string  `json:"address"`
+	RemoteAddress string  `json:"remote_address,omitempty"` // where other hosts reach it, if address is a socket
 	Backend       string  `json:"backend"`
 	Device        string  `json:"device"`
 	Model         string  `json:"model"`
@@ -224,9 +225,10 @@ func (s *Server) workers() topologyBody {
 	for _, w := range workers {
 		reg, hb := w.Registration, w.Heartbeat
 		e := workerEntry{
-			ID: w.ID, Role: roleName(reg.GetRole()), Address: reg.GetAddress(), Backend: reg.GetBackend(),
-			Device: reg.GetDevice(), Model: reg.GetModel().GetName(), ModelDigest: reg.GetModel().GetDigest(), State: w.State,
-			MaxCtx: reg.GetLimits().GetMaxContext(), Lanes: reg.GetLimits().GetLanes(), LanesBusy: int(hb.GetLanesBusy()),
+			ID: w.ID, Role: roleName(reg.GetRole()), Address: reg.GetAddress(), RemoteAddress: reg.GetRemoteAddress(),
+			Backend: reg.GetBackend(), Device: reg.GetDevice(), Model: reg.GetModel().GetName(),
+			ModelDigest: reg.GetModel().GetDigest(), State: w.State, MaxCtx: reg.GetLimits().GetMaxContext(),
+			Lanes: reg.GetLimits().GetLanes(), LanesBusy: int(hb.GetLanesBusy()),
 			LastHeartbeat: time.Since(w.LastHeartbeat).Milliseconds(), RTT: hb.GetRttMs(),
 			Version: reg.GetVersion(), Contract: reg.GetContract(), Numerics: reg.GetNumerics(),
 			Stages: stagesOf(reg), Epoch: w.Epoch,

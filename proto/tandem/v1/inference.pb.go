@@ -1685,7 +1685,9 @@ type Worker struct {
 	// Drafts attached to a target (worker ids).
 	Drafts []string `protobuf:"bytes,14,rep,name=drafts,proto3" json:"drafts,omitempty"`
 	// Contract id: workers with equal ids compute the same bits.
-	Contract      string `protobuf:"bytes,15,opt,name=contract,proto3" json:"contract,omitempty"`
+	Contract string `protobuf:"bytes,15,opt,name=contract,proto3" json:"contract,omitempty"`
+	// Where other hosts reach a worker whose address is a unix socket; empty = nowhere, or at address.
+	RemoteAddress string `protobuf:"bytes,16,opt,name=remote_address,json=remoteAddress,proto3" json:"remote_address,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1825,6 +1827,13 @@ func (x *Worker) GetContract() string {
 	return ""
 }
 
+func (x *Worker) GetRemoteAddress() string {
+	if x != nil {
+		return x.RemoteAddress
+	}
+	return ""
+}
+
 var File_tandem_v1_inference_proto protoreflect.FileDescriptor
 
 const file_tandem_v1_inference_proto_rawDesc = "" +
@@ -1947,7 +1956,7 @@ const file_tandem_v1_inference_proto_rawDesc = "" +
 	"\vcompression\x18\x06 \x01(\bR\vcompression\"\x13\n" +
 	"\x11GetClusterRequest\"A\n" +
 	"\x12GetClusterResponse\x12+\n" +
-	"\aworkers\x18\x01 \x03(\v2\x11.tandem.v1.WorkerR\aworkers\"\x9c\x03\n" +
+	"\aworkers\x18\x01 \x03(\v2\x11.tandem.v1.WorkerR\aworkers\"\xc3\x03\n" +
 	"\x06Worker\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12#\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x0f.tandem.v1.RoleR\x04role\x12\x18\n" +
@@ -1966,7 +1975,8 @@ const file_tandem_v1_inference_proto_rawDesc = "" +
 	"\x06rtt_ms\x18\f \x01(\x01R\x05rttMs\x12\x18\n" +
 	"\aversion\x18\r \x01(\tR\aversion\x12\x16\n" +
 	"\x06drafts\x18\x0e \x03(\tR\x06drafts\x12\x1a\n" +
-	"\bcontract\x18\x0f \x01(\tR\bcontract*z\n" +
+	"\bcontract\x18\x0f \x01(\tR\bcontract\x12%\n" +
+	"\x0eremote_address\x18\x10 \x01(\tR\rremoteAddress*z\n" +
 	"\bToolMode\x12\x19\n" +
 	"\x15TOOL_MODE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eTOOL_MODE_AUTO\x10\x01\x12\x12\n" +

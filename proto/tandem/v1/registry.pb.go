@@ -164,8 +164,10 @@ type TargetEntry struct {
 	// As Registration.address.
 	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
 	// Content digest of its model, hex, and the model's name, which is empty until its engine is open.
-	ModelDigest   string `protobuf:"bytes,3,opt,name=model_digest,json=modelDigest,proto3" json:"model_digest,omitempty"`
-	ModelName     string `protobuf:"bytes,4,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
+	ModelDigest string `protobuf:"bytes,3,opt,name=model_digest,json=modelDigest,proto3" json:"model_digest,omitempty"`
+	ModelName   string `protobuf:"bytes,4,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
+	// As Registration.remote_address.
+	RemoteAddress string `protobuf:"bytes,5,opt,name=remote_address,json=remoteAddress,proto3" json:"remote_address,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -224,6 +226,13 @@ func (x *TargetEntry) GetModelDigest() string {
 func (x *TargetEntry) GetModelName() string {
 	if x != nil {
 		return x.ModelName
+	}
+	return ""
+}
+
+func (x *TargetEntry) GetRemoteAddress() string {
+	if x != nil {
+		return x.RemoteAddress
 	}
 	return ""
 }
@@ -336,7 +345,10 @@ type Registration struct {
 	// cache-type-k and cache-type-v (types that the engine opened with, never auto). For /props.
 	Settings map[string]string `protobuf:"bytes,12,rep,name=settings,proto3" json:"settings,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Of a target whose layers are spread over several engines, in the order of the layers. For /cluster.
-	Stages        []*StagePlace `protobuf:"bytes,13,rep,name=stages,proto3" json:"stages,omitempty"`
+	Stages []*StagePlace `protobuf:"bytes,13,rep,name=stages,proto3" json:"stages,omitempty"`
+	// host:port at which other hosts reach a worker whose address is a unix socket. Empty: nobody but those who see the
+	// socket reaches it, or address is not a socket.
+	RemoteAddress string `protobuf:"bytes,14,opt,name=remote_address,json=remoteAddress,proto3" json:"remote_address,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -460,6 +472,13 @@ func (x *Registration) GetStages() []*StagePlace {
 		return x.Stages
 	}
 	return nil
+}
+
+func (x *Registration) GetRemoteAddress() string {
+	if x != nil {
+		return x.RemoteAddress
+	}
+	return ""
 }
 
 // StagePlace is a stage of a target.
@@ -765,7 +784,7 @@ type Heartbeat struct {
 	LanesBusy int32  `protobuf:"varint,2,opt,name=lanes_busy,json=lanesBusy,proto3" json:"lanes_busy,omitempty"`
 	// Round trip of the last heartbeat as the worker measured it.
 	RttMs float64 `protobuf:"fixed64,3,opt,name=rtt_ms,json=rttMs,proto3" json:"rtt_ms,omitempty"`
-	// Drafts this target is attached to.
+	// Ids of the drafts that this target is attached to.
 	Attached []string `protobuf:"bytes,4,rep,name=attached,proto3" json:"attached,omitempty"`
 	// Restarts of the engine process since the worker started.
 	EngineRestarts int32 `protobuf:"varint,5,opt,name=engine_restarts,json=engineRestarts,proto3" json:"engine_restarts,omitempty"`
@@ -1511,11 +1530,13 @@ func (x *Gateway) GetAddress() string {
 }
 
 type Peer struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	WorkerId      string                 `protobuf:"bytes,1,opt,name=worker_id,json=workerId,proto3" json:"worker_id,omitempty"`
-	Role          Role                   `protobuf:"varint,2,opt,name=role,proto3,enum=tandem.v1.Role" json:"role,omitempty"`
-	Address       string                 `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"`
-	Model         *ModelInfo             `protobuf:"bytes,4,opt,name=model,proto3" json:"model,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	WorkerId string                 `protobuf:"bytes,1,opt,name=worker_id,json=workerId,proto3" json:"worker_id,omitempty"`
+	Role     Role                   `protobuf:"varint,2,opt,name=role,proto3,enum=tandem.v1.Role" json:"role,omitempty"`
+	Address  string                 `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"`
+	Model    *ModelInfo             `protobuf:"bytes,4,opt,name=model,proto3" json:"model,omitempty"`
+	// As Registration.remote_address.
+	RemoteAddress string `protobuf:"bytes,5,opt,name=remote_address,json=remoteAddress,proto3" json:"remote_address,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1578,6 +1599,13 @@ func (x *Peer) GetModel() *ModelInfo {
 	return nil
 }
 
+func (x *Peer) GetRemoteAddress() string {
+	if x != nil {
+		return x.RemoteAddress
+	}
+	return ""
+}
+
 var File_tandem_v1_registry_proto protoreflect.FileDescriptor
 
 const file_tandem_v1_registry_proto_rawDesc = "" +
@@ -1585,17 +1613,18 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"\x18tandem/v1/registry.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"\x14\n" +
 	"\x12ListTargetsRequest\"G\n" +
 	"\x13ListTargetsResponse\x120\n" +
-	"\atargets\x18\x01 \x03(\v2\x16.tandem.v1.TargetEntryR\atargets\"\x86\x01\n" +
+	"\atargets\x18\x01 \x03(\v2\x16.tandem.v1.TargetEntryR\atargets\"\xad\x01\n" +
 	"\vTargetEntry\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12!\n" +
 	"\fmodel_digest\x18\x03 \x01(\tR\vmodelDigest\x12\x1d\n" +
 	"\n" +
-	"model_name\x18\x04 \x01(\tR\tmodelName\"\x8d\x01\n" +
+	"model_name\x18\x04 \x01(\tR\tmodelName\x12%\n" +
+	"\x0eremote_address\x18\x05 \x01(\tR\rremoteAddress\"\x8d\x01\n" +
 	"\vJoinRequest\x12=\n" +
 	"\fregistration\x18\x01 \x01(\v2\x17.tandem.v1.RegistrationH\x00R\fregistration\x124\n" +
 	"\theartbeat\x18\x02 \x01(\v2\x14.tandem.v1.HeartbeatH\x00R\theartbeatB\t\n" +
-	"\amessage\"\x9f\x04\n" +
+	"\amessage\"\xc6\x04\n" +
 	"\fRegistration\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12#\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x0f.tandem.v1.RoleR\x04role\x12)\n" +
@@ -1610,7 +1639,8 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	" \x01(\tR\bcontract\x12\x1a\n" +
 	"\bnumerics\x18\v \x01(\tR\bnumerics\x12A\n" +
 	"\bsettings\x18\f \x03(\v2%.tandem.v1.Registration.SettingsEntryR\bsettings\x12-\n" +
-	"\x06stages\x18\r \x03(\v2\x15.tandem.v1.StagePlaceR\x06stages\x1a;\n" +
+	"\x06stages\x18\r \x03(\v2\x15.tandem.v1.StagePlaceR\x06stages\x12%\n" +
+	"\x0eremote_address\x18\x0e \x01(\tR\rremoteAddress\x1a;\n" +
 	"\rSettingsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"x\n" +
@@ -1712,12 +1742,13 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"\tadmission\x18\b \x01(\x0e2\x14.tandem.v1.AdmissionR\tadmission\"3\n" +
 	"\aGateway\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
-	"\aaddress\x18\x02 \x01(\tR\aaddress\"\x8e\x01\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\"\xb5\x01\n" +
 	"\x04Peer\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12#\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x0f.tandem.v1.RoleR\x04role\x12\x18\n" +
 	"\aaddress\x18\x03 \x01(\tR\aaddress\x12*\n" +
-	"\x05model\x18\x04 \x01(\v2\x14.tandem.v1.ModelInfoR\x05model*a\n" +
+	"\x05model\x18\x04 \x01(\v2\x14.tandem.v1.ModelInfoR\x05model\x12%\n" +
+	"\x0eremote_address\x18\x05 \x01(\tR\rremoteAddress*a\n" +
 	"\tAdmission\x12\x19\n" +
 	"\x15ADMISSION_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eADMISSION_OPEN\x10\x01\x12\x12\n" +

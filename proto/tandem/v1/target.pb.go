@@ -813,7 +813,9 @@ type PeerHint struct {
 	// Registration.address.
 	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
 	// Tokens of the state.
-	Tokens        int32 `protobuf:"varint,3,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	Tokens int32 `protobuf:"varint,3,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	// Registration.remote_address.
+	RemoteAddress string `protobuf:"bytes,4,opt,name=remote_address,json=remoteAddress,proto3" json:"remote_address,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -867,6 +869,13 @@ func (x *PeerHint) GetTokens() int32 {
 		return x.Tokens
 	}
 	return 0
+}
+
+func (x *PeerHint) GetRemoteAddress() string {
+	if x != nil {
+		return x.RemoteAddress
+	}
+	return ""
 }
 
 // CacheUse says what a request may take from the prefix cache and what it leaves there.
@@ -1603,11 +1612,12 @@ const file_tandem_v1_target_proto_rawDesc = "" +
 	"\bpriority\x18\r \x01(\x05R\bpriority\x12)\n" +
 	"\x05cache\x18\x0e \x01(\v2\x13.tandem.v1.CacheUseR\x05cache\x12'\n" +
 	"\x04peer\x18\x0f \x01(\v2\x13.tandem.v1.PeerHintR\x04peer\x12\x14\n" +
-	"\x05watch\x18\x10 \x01(\x04R\x05watch\"Y\n" +
+	"\x05watch\x18\x10 \x01(\x04R\x05watch\"\x80\x01\n" +
 	"\bPeerHint\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x16\n" +
-	"\x06tokens\x18\x03 \x01(\x05R\x06tokens\"P\n" +
+	"\x06tokens\x18\x03 \x01(\x05R\x06tokens\x12%\n" +
+	"\x0eremote_address\x18\x04 \x01(\tR\rremoteAddress\"P\n" +
 	"\bCacheUse\x12\x10\n" +
 	"\x03off\x18\x01 \x01(\bR\x03off\x12\x1c\n" +
 	"\tisolation\x18\x02 \x01(\tR\tisolation\x12\x14\n" +

@@ -12,7 +12,7 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/identity"
-	"github.com/tandem-inference/tandem/services/unixsocket"
+	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/workernode"
 	"github.com/tandem-inference/tandem/worker-target/internal/modelcopy"
 )
@@ -74,8 +74,8 @@ func (s *StageFlags) fetcher(f *workernode.Flags) func(context.Context, *workern
 	}
 }
 
-// addressesOf are those of targets, which must have one model. Targets at sockets of other hosts, such as those of
-// tandem serve, cannot be asked from here.
+// addressesOf are those of targets, which must have one model. Targets at sockets of other hosts that are reached
+// nowhere else, such as those of a tandem serve that other hosts do not join, cannot be asked from here.
 func addressesOf(targets []*tandemv1.TargetEntry) (addresses []string, err error) {
 	var apart []string
 	for _, t := range targets {
@@ -84,17 +84,15 @@ func addressesOf(targets []*tandemv1.TargetEntry) (addresses []string, err error
 				other.GetWorkerId(), t.GetWorkerId(), other.GetModelName(), other.GetModelDigest(), t.GetModelName(),
 				t.GetModelDigest())
 		}
-		if path, ok := unixsocket.Path(t.GetAddress()); ok {
-			if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
-				apart = append(apart, t.GetWorkerId())
-				continue
-			}
+		if !registry.Here(t) && t.GetRemoteAddress() == "" {
+			apart = append(apart, t.GetWorkerId())
+			continue
 		}
-		addresses = append(addresses, t.GetAddress())
+		addresses = append(addresses, registry.Reach(t))
 	}
 	if len(addresses) == 0 && len(apart) > 0 {
 		return nil, modelcopy.Later(fmt.Errorf("the gateway's targets (%s) are reached on their own host alone: one that "+
-			"hands its model to others has a --listen HOST:PORT", strings.Join(apart, ", ")))
+			"hands its model to others has a --listen or --remote-listen HOST:PORT", strings.Join(apart, ", ")))
 	}
 	return addresses, nil
 }

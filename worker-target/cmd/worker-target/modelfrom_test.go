@@ -49,6 +49,10 @@ func TestModelFrom(t *testing.T) {
 		!strings.Contains(err.Error(), "(c) are reached on their own host") {
 		t.Errorf("a socket of another host: %v, %v", got, err)
 	}
+	targets[2].RemoteAddress = "192.0.2.3:3"
+	if got, err := addressesOf(targets[2:]); err != nil || len(got) != 1 || got[0] != "192.0.2.3:3" {
+		t.Errorf("a socket of another host that is reached at an address: %v, %v", got, err)
+	}
 	targets[1].ModelDigest = "2"
 	const want = "targets a and b have different models"
 	if _, err := addressesOf(targets); err == nil || !strings.Contains(err.Error(), want) {

@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/gguf"
 	"github.com/tandem-inference/tandem/services/identity"
+	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 	"github.com/tandem-inference/tandem/services/workernode"
@@ -326,7 +327,7 @@ func (w *worker) Lease(l *tandemv1.Lease) {
 	var addresses []string
 	for _, p := range l.GetPeers() {
 		if p.GetRole() == tandemv1.Role_ROLE_DRAFT {
-			addresses = append(addresses, p.GetAddress())
+			addresses = append(addresses, registry.Reach(p))
 		}
 	}
 	w.manager.SetPeers(addresses)

@@ -15,6 +15,7 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/pause"
+	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/worker-target/internal/disk"
 	"github.com/tandem-inference/tandem/worker-target/internal/prefix"
@@ -80,7 +81,7 @@ func (p *peer) Find(
 		lengths = nil
 	}
 	limit := c.cfg.Read(info, least, goal)
-	l := c.link(p.hint.GetAddress())
+	l := c.link(registry.Reach(p.hint))
 	if l == nil {
 		c.skip()
 		return nil

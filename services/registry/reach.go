@@ -1,0 +1,37 @@
+package registry
+
+import (
+	"os"
+
+	"github.com/tandem-inference/tandem/services/unixsocket"
+)
+
+// Reachable is a message that says where a worker is reached: a Registration, or one with addresses of one.
+type Reachable interface {
+	GetAddress() string
+	GetRemoteAddress() string
+}
+
+// Reach is the address of a worker as seen from this host. A socket that is not in this host's files is that of another
+// host: the worker is reached at its remote address then, where it has one.
+func Reach(w Reachable) string {
+	if !Here(w) && w.GetRemoteAddress() != "" {
+		return w.GetRemoteAddress()
+	}
+	return w.GetAddress()
+}
+
+// Here reports whether the address of a worker may be used on this host: it is no socket, or one that is there.
+func Here(w Reachable) bool {
+	path, ok := unixsocket.Path(w.GetAddress())
+	if !ok {
+		return true
+	}
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// ReachedAt reports whether a worker is reached at an address, from its own host or from others.
+func ReachedAt(w Reachable, address string) bool {
+	return address == w.GetAddress() || address != "" && address == w.GetRemoteAddress()
+}
