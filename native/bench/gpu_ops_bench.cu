@@ -319,13 +319,18 @@ void bench_attention(Bench* b) {
     int32_t kv_type;
     int context;
   };
-  constexpr int32_t kF16 = static_cast<int32_t>(KvType::kF16);
+  constexpr int32_t kF16 = static_cast<int32_t>(KvType::kF16), kQ8 = static_cast<int32_t>(KvType::kQ8_0),
+                    kQ4 = static_cast<int32_t>(KvType::kQ4_0);
   const Case cases[] = {{"", kF16, 1024},
+                        {"", kF16, 4096},
                         {"", kF16, 8192},
                         {"", kF16, 32768},
-                        {" q8_0", static_cast<int32_t>(KvType::kQ8_0), 32768},
-                        {" q4_0", static_cast<int32_t>(KvType::kQ4_0), 32768},
-                        {"", kF16, 131072}};
+                        {"", kF16, 131072},
+                        {" q8_0", kQ8, 1024},
+                        {" q8_0", kQ8, 8192},
+                        {" q8_0", kQ8, 32768},
+                        {" q4_0", kQ4, 32768},
+                        {" q4_0", kQ4, 131072}};
   for (const auto& [type, kv_type, context] : cases) {
     const int layers = context > 8192 ? 4 : 16;
     const KvShape kv{kv_type, kv_type, kKvHeads, kHeadDim, context + 512};
@@ -347,7 +352,7 @@ void bench_attention(Bench* b) {
     const auto slot = [&](int position) { return kv_slot(pages.data(), position); };
     constexpr std::pair<int, bool> kSteps[] = {{1, false}, {16, false}, {16, true}, {23, true}, {512, false}};
     for (const auto& [rows, tree] : kSteps) {
-      if (rows == 512 && context > 8192 && kv_type != kF16) continue;
+      if (rows == 512 && context > 32768 && kv_type != kF16) continue;
       // Chains (1 row: plain; 512: the last chunk of a prompt) and trees.
       std::vector<AttentionRowPlan> plans;
       std::vector<std::vector<int32_t>> tails;
@@ -388,24 +393,30 @@ void bench_attention(Bench* b) {
       a.scratch_bytes = attention_scratch_bytes(a.mode, kv, kQHeads, rows);
       a.scratch = b->take(a.scratch_bytes);
       const double bytes = 2.0 * static_cast<double>(kv_cache_bytes(kv, true)) * context / kv.capacity;
-      const int widths[] = {b->info.shared_per_block, 99 << 10};
-      std::vector<float> outputs[2];  // of both forms of kernels: the same bits
-      for (int i = 0; i < 2 && rows > 1; ++i) {
+      struct Form {
+        const char* name;
+        int shared;
+        bool wgmma, many_keys;
+      };
+      const bool wgmma = has_attention_wgmma(b->info);
+      const Form forms[] = {{"", b->info.shared_per_block, wgmma, false},
+                            {", many keys", b->info.shared_per_block, wgmma, true},
+                            {", small blocks", 99 << 10, false, false}};
+      std::vector<float> outputs;  // of the first form: all have its bits
+      for (const Form& form : forms) {
+        if (form.many_keys && (!wgmma || rows > 64)) continue;
+        a.shared_per_block = form.shared, a.wgmma = form.wgmma, a.many_keys = form.many_keys;
         AttentionArgs plain = a;
-        plain.forms = 0, plain.shared_per_block = widths[i], plain.cache = caches[0];
-        plain.wgmma = i == 0 && has_attention_wgmma(b->info);
+        plain.forms = 0, plain.cache = caches[0];
         launch_attention(b->stream, plain);
-        outputs[i].resize(static_cast<uint64_t>(rows) * q_width);
-        b->stream.to_host(outputs[i].data(), a.out, outputs[i].size() * sizeof(float));
+        std::vector<float> got(static_cast<uint64_t>(rows) * q_width);
+        b->stream.to_host(got.data(), a.out, got.size() * sizeof(float));
         b->sync();
-      }
-      if (std::memcmp(outputs[0].data(), outputs[1].data(), outputs[0].size() * sizeof(float)) != 0) {
-        std::printf("attention, rows %d: kernels DIFFER\n", rows);
-      }
-      for (const int shared : widths) {
-        if (shared != widths[0] && rows == 1) continue;
-        a.shared_per_block = shared;
-        a.wgmma = shared == widths[0] && has_attention_wgmma(b->info);
+        if (outputs.empty()) outputs = got;
+        if (std::memcmp(outputs.data(), got.data(), got.size() * sizeof(float)) != 0) {
+          std::printf("attention %dK%s, rows %d%s: kernels DIFFER\n", context / 1024, type, rows, form.name);
+        }
+        if (form.shared != forms[0].shared && rows == 1) continue;
         const double us = b->time(layers, [&] {
           for (int i = 0; i < layers; ++i) {
             a.cache = caches[static_cast<size_t>(i)];
@@ -413,8 +424,7 @@ void bench_attention(Bench* b) {
           }
         });
         const std::string name = "attention " + std::to_string(context / 1024) + "K" + type +
-                                 (tree ? ", tree of " : ", rows ") + std::to_string(rows) +
-                                 (shared == widths[0] ? "" : ", small blocks");
+                                 (tree ? ", tree of " : ", rows ") + std::to_string(rows) + form.name;
         b->line(name.c_str(), us, bytes);
         const double pairs = rows == 512 ? 512.0 * (context - 256) : static_cast<double>(rows) * context;
         if (rows > 1) std::printf("%44s %9.1f TFLOP/s\n", "", 4.0 * kQHeads * kHeadDim * pairs / us * 1e-6);

@@ -175,7 +175,7 @@ std::string products(const Card& card, DType type, int rows, bool prompt) {
   return launched([&](Stream& s) { launch_matmul(s, group); });
 }
 
-std::string attention(const Card& card, KvType keys, KvType values, int rows) {
+std::string attention(const Card& card, KvType keys, KvType values, int rows, bool many_keys = false) {
   AttentionArgs a;
   a.kv = {static_cast<int32_t>(keys), static_cast<int32_t>(values), 2, 256, 4096};
   a.mode = attention_mode(a.kv, card.info);
@@ -190,6 +190,7 @@ std::string attention(const Card& card, KvType keys, KvType values, int rows) {
   a.shared_per_block = card.info.shared_per_block;
   a.wgmma = card.hopper;
   a.processors = card.info.processors;
+  a.many_keys = many_keys;
   return launched([&](Stream& s) { launch_attention(s, a); });
 }
 
@@ -356,9 +357,8 @@ TEST(the_page_holds_for_mixed_types) {
         if (keys == values) continue;
         const auto one_is = [&](KvType type) { return keys == type || values == type; };
         const bool scales = tnd::kv_quantised(keys) || tnd::kv_quantised(values);
-        const KvType as = one_is(KvType::kF32)             ? KvType::kF32
-                          : one_is(KvType::kF16) && scales ? KvType::kQ8_0
-                                                           : KvType::kQ4_0;
+        const bool both = tnd::kv_quantised(keys) && tnd::kv_quantised(values);
+        const KvType as = one_is(KvType::kF32) ? KvType::kF32 : both ? KvType::kQ4_0 : KvType::kBF16;
         for (int rows = 1; rows <= kMostRows; ++rows) {
           const std::string got = attention(card, keys, values, rows);
           // 99 KiB have no room for whole tiles of halves beside 48 queries, unless the other ones are TQ3_0.
@@ -368,6 +368,28 @@ TEST(the_page_holds_for_mixed_types) {
           CHECK_MSG(got == want, std::string(tnd::kv_type_name(static_cast<int32_t>(keys))) + " and " +
                                      tnd::kv_type_name(static_cast<int32_t>(values)) + ", " + std::to_string(rows) +
                                      " rows, " + kColumns[card.column] + " launch " + got + ", not " + want);
+        }
+      }
+    }
+  }
+}
+
+// Steps of which a row sees many keys run as the page says.
+TEST(the_page_holds_for_many_keys) {
+  for (const Card& card : cards()) {
+    if (!card.attention) continue;
+    for (const KvType keys : kKvTypes) {
+      for (const KvType values : kKvTypes) {
+        const bool halves = keys == KvType::kF16 && values == KvType::kF16;
+        const bool scales = tnd::kv_quantised(keys) && tnd::kv_quantised(values);
+        const std::string group = std::string("attention_group, attention_merge") +
+                                  (tnd::kv_rotated(values) ? ", attention_unrotate" : "");
+        for (int rows = 1; rows <= kMostRows; ++rows) {
+          const std::string few = attention(card, keys, values, rows), many = attention(card, keys, values, rows, true);
+          const std::string want = card.hopper && rows <= 64 && (halves || scales) ? group : few;
+          CHECK_MSG(many == want, std::string(tnd::kv_type_name(static_cast<int32_t>(keys))) + " and " +
+                                      tnd::kv_type_name(static_cast<int32_t>(values)) + ", " + std::to_string(rows) +
+                                      " rows, " + kColumns[card.column] + " launch " + many + ", not " + want);
         }
       }
     }

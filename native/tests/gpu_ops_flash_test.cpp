@@ -101,7 +101,7 @@ void add_slots(const KvShape& kv, const KvCache& cache, const std::vector<int32_
 template <class Unit>
 Status attend(Device& dev, const Shape& s, const KvShape& kv, const KvCache& cache, PlanBuilder& rows,
               const std::vector<float>& q, int shared, AttentionMode mode,
-              [[maybe_unused]] const std::vector<int>& fresh, std::vector<float>* out) {
+              [[maybe_unused]] const std::vector<int>& fresh, std::vector<float>* out, bool many_keys = false) {
   const std::vector<AttentionGroupPlan> groups = rows.groups();
   AttentionStep step;
   step.plan({groups, rows.rows.data(), nullptr, nullptr}, rows.count());
@@ -128,6 +128,7 @@ Status attend(Device& dev, const Shape& s, const KvShape& kv, const KvCache& cac
   CHECK_OK(device_info(0, &info));
   a.wgmma = shared == kWide && has_attention_wgmma(info);
   a.processors = info.processors;
+  a.many_keys = many_keys;
   if (mode == AttentionMode::kFlash) {
     launch_attention_flash<Unit>(dev.stream, a);
   } else {
@@ -176,6 +177,11 @@ std::vector<float> run_on(Device& dev, const Shape& s, const Pool& pool, const K
   PlanBuilder plan = rows.scattered(pool.same(rows));
   std::vector<float> out(q.size());
   CHECK_OK(attend<Unit>(dev, s, pool.kv, cache, plan, q, shared, mode, rows.olds, &out));
+  if (shared == kWide && mode == AttentionMode::kFlash && std::is_same_v<Unit, MmaUnit>) {
+    std::vector<float> other(q.size());  // of the form for many keys
+    CHECK_OK(attend<Unit>(dev, s, pool.kv, cache, plan, q, shared, mode, rows.olds, &other, true));
+    CHECK(same(other, out));
+  }
   return out;
 }
 
@@ -377,7 +383,7 @@ TEST(chunks_equal_single_rows) {
   }
 }
 
-// More than 64 rows of F16 go by units of one segment on Hopper (attention_prompt.cu): rows with segments of different
+// More than 64 rows go by units of one segment on Hopper (attention_group.cuh): rows with segments of different
 // sizes, windows that begin inside of segments, several sequences, trees, blocks that are partly empty. Other shapes of
 // blocks give the same bits.
 TEST(prompts_by_units_equal_other_forms) {

@@ -71,16 +71,21 @@ struct AttentionStep {
   std::vector<AttentionTile> bulk;   // work over keys before the tails
   std::vector<AttentionTile> tail;   // work over the tails
   int bulk_rows = 0, tail_rows = 0;  // of the largest tile
+  int32_t keys = 0;                  // most that a row sees
   // plan fills the arrays from the host plan; rows counts those of the step.
   void plan(const AttentionPlan& plan, int rows);
 };
+
+// Steps with so many keys are faster by attention_group.cuh than by the other forms: measured on an H200, where both
+// take as long at about 10,000 (docs/speed-log/gpu-operations.md).
+inline constexpr int32_t kManyKeys = 16384;
 
 enum class AttentionMode { kExact, kFlash };
 // attention_mode picks the contract for a cache on a device. The same for every step of an engine.
 AttentionMode attention_mode(const KvShape& kv, const DeviceInfo& device);
 
-// has_attention_wgmma says whether attention over halves may use Hopper's wgmma (attention_wgmma.cu: trees and chains,
-// attention_prompt.cu: prompts): the bits are the same.
+// has_attention_wgmma says whether attention may use Hopper's wgmma (attention_wgmma.cu: trees and chains over halves,
+// attention_group.cuh: prompts and long contexts): the bits are the same.
 bool has_attention_wgmma(const DeviceInfo& device);
 
 // attention_scratch_bytes returns the scratch that launch_attention needs for steps of at most max_rows rows.
@@ -112,6 +117,7 @@ struct AttentionArgs {
   uint64_t scratch_bytes = 0;
   int shared_per_block = 0;  // DeviceInfo::shared_per_block
   bool wgmma = false;        // has_attention_wgmma(), or not to use it
+  bool many_keys = false;    // a row sees kManyKeys or more
   int processors = 0;        // DeviceInfo::processors, with wgmma
 };
 void launch_attention(Stream& stream, const AttentionArgs& args);

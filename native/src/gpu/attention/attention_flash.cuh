@@ -45,7 +45,7 @@ struct FlashArgs {
   Divisor bulk_divisor, tail_divisor;    // divide by the numbers of blocks, for attention_wgmma.cu
   float* o = nullptr;                    // [rows * q_heads, slots, dim]
   float2* ml = nullptr;                  // [rows * q_heads, slots]: m, l
-  int32_t* handed = nullptr;             // [1 + rows * q_heads]: for attention_prompt.cu, where slots is 2
+  int32_t* handed = nullptr;             // [1 + rows * q_heads]: for attention_group.cuh, where slots is 2
 };
 
 // Part of a row's keys.
@@ -559,10 +559,16 @@ template <>
 bool launch_flash_wide<false>(Stream& stream, const FlashArgs& f);
 template <>
 bool launch_flash_wide<true>(Stream& stream, const FlashArgs& f);
-// The forms of attention_wgmma.cu and, for wider steps, attention_prompt.cu, of caches of halves on cards that have
-// them (has_attention_wgmma). The latter launches nothing and returns false where a block has too little shared memory.
+// The forms of attention_wgmma.cu, of caches of halves, and attention_group.cuh on cards that have them
+// (has_attention_wgmma). The latter launches nothing and returns false where a block has too little shared memory, and
+// of caches in blocks where K or V are none.
 void launch_flash_wgmma(Stream& stream, const FlashArgs& f);
-bool launch_flash_prompt(Stream& stream, const FlashArgs& f);
+template <bool BLOCKS>
+bool launch_flash_group(Stream& stream, const FlashArgs& f);
+template <>
+bool launch_flash_group<false>(Stream& stream, const FlashArgs& f);
+template <>
+bool launch_flash_group<true>(Stream& stream, const FlashArgs& f);
 
 // The widest block of queries that is useful and fits.
 template <class Unit, int DIM, bool BLOCKS>
@@ -570,11 +576,12 @@ void launch_flash_dim(Stream& stream, const FlashArgs& f) {
   const int queries = std::max(f.a.bulk_rows, f.a.tail_rows) * (f.a.q_heads / f.a.kv.heads);
   const auto fits = [&](unsigned bytes) { return static_cast<int>(bytes) <= f.a.shared_per_block; };
   if constexpr (!Unit::kOneBuffer) {
+    const bool group = f.bulk_parts > 1 ? f.a.many_keys : queries > 32;
+    if (f.a.wgmma && group && launch_flash_group<BLOCKS>(stream, f)) return;
     if (queries > 16 && f.bulk_parts > 1) {
       if (!BLOCKS && f.a.wgmma) return launch_flash_wgmma(stream, f);
       if (launch_flash_wide<BLOCKS>(stream, f)) return;
     }
-    if (!BLOCKS && queries > 32 && f.bulk_parts == 1 && f.a.wgmma && launch_flash_prompt(stream, f)) return;
     if (queries <= 16 && fits(flash_shared_bytes<Unit, DIM, 1, 1, 2, BLOCKS>(f.a.kv))) {
       return launch_flash<Unit, DIM, 1, 1, 2, BLOCKS>(stream, f);
     }

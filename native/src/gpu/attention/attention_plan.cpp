@@ -11,6 +11,7 @@ void AttentionStep::plan(const AttentionPlan& plan, int n_rows) {
   bulk.clear();
   tail.clear();
   bulk_rows = tail_rows = 1;
+  keys = 0;
   for (const AttentionGroupPlan& group : plan.groups) {
     int apart = -1;  // open tile of bulk, of tail; -1 = none
     int tail_apart = -1;
@@ -26,6 +27,7 @@ void AttentionStep::plan(const AttentionPlan& plan, int n_rows) {
       const AttentionRowPlan& in = plan.rows[row];
       AttentionRow& out = rows[static_cast<size_t>(row)];
       out = AttentionRow{in.slot, in.first, in.past, in.n_tail, static_cast<int32_t>(tails.size()), first_page};
+      keys = std::max(keys, in.past + in.n_tail - in.first);
       if (in.n_tail > 0) tails.insert(tails.end(), in.tail, in.tail + in.n_tail);
       const auto put = [&](std::vector<AttentionTile>* tiles, int* open, bool shares, int* most) {
         if (shares && *open >= 0) {

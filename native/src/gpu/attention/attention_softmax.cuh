@@ -1,4 +1,4 @@
-// The parts that the softmaxes of attention_wide.cuh, attention_wgmma.cu and attention_prompt.cu share.
+// The parts that the softmaxes of attention_wide.cuh, attention_wgmma.cu and attention_group.cuh share.
 #pragma once
 
 #include "core/elementary.h"

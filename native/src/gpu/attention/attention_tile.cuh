@@ -76,6 +76,22 @@ TND_DEVICE int32_t slot_in(const TileSlots& s, int key) {
   return position < s.direct ? s.base + key : s.tails[s.row.tail + position - s.row.past];
 }
 
+// The rows of a tile that some threads copy or unpack: ROWS from `first` on, by THREADS of which `tid` is one. By
+// default all rows, by all threads of a block, in a copied tile whose rows skip four banks. PADDED false: rows follow
+// each other, and neighbours read other units of theirs.
+template <int THREADS, int ROWS = kAttentionTile, bool PADDED = true>
+struct TileShare {
+  static constexpr int kThreads = THREADS, kRows = ROWS, kPad = PADDED ? 16 : 0;
+  int tid = static_cast<int>(threadIdx.x), first = 0;
+
+  // Of `units` a row, the one of a thread whose eight neighbours have the same number.
+  template <int UNITS>
+  static __device__ __forceinline__ int unit(int number, int neighbour) {
+    constexpr int kTurn = UNITS < 8 ? UNITS : 8;
+    return PADDED ? number : number / kTurn * kTurn + (number + neighbour) % kTurn;
+  }
+};
+
 // copy_packed starts the copy of a tile to shared memory.
 template <int DIM, int THREADS>
 TND_DEVICE void copy_packed(const PackedRows& rows, uint8_t* to, const TileSlots& slots) {
@@ -103,6 +119,13 @@ TND_DEVICE void copy_packed(const PackedRows& rows, uint8_t* to, const TileSlots
   }
 }
 
+// A tile [64][STRIDE] of halves.
+template <int STRIDE>
+struct StridedTile {
+  uint16_t* tile;
+  __device__ __forceinline__ uint16_t* cell(int key, int element) const { return tile + key * STRIDE + element; }
+};
+
 // Halves of four codes, which are held as 1024 + u; `excess` is subtracted, then they are multiplied by the scale
 // (twice in a word).
 TND_DEVICE uint2 scaled_halves(uint32_t codes, uint32_t excess, uint32_t scale) {
@@ -115,15 +138,22 @@ TND_DEVICE void store_halves(uint16_t* to, uint32_t a, uint32_t b, uint32_t exce
   *reinterpret_cast<uint4*>(to) = make_uint4(x.x, x.y, y.x, y.y);
 }
 
-template <KvType TYPE, int DIM, int STRIDE, int THREADS, bool COPIED>
-TND_DEVICE void unpack_typed(uint16_t* tile, const PackedRows& rows, const uint8_t* copied, const TileSlots& slots) {
+template <KvType TYPE, int DIM, bool COPIED, class Tile, class Share>
+TND_DEVICE void unpack_typed(const Tile& tile, const PackedRows& rows, const uint8_t* copied, const TileSlots& slots,
+                             const Share& share) {
   constexpr int kUnits = static_cast<int>(kv_code_bytes(TYPE, DIM) / 16), kElems = DIM / kUnits,
                 kScales = DIM / kKvBlock;
-  constexpr int kRow = kUnits * 16, kCopied = packed_stride<DIM>(TYPE);
-#pragma unroll 2
-  for (int i = static_cast<int>(threadIdx.x); i < kAttentionTile * kUnits; i += THREADS) {
+  constexpr int kRow = kUnits * 16, kCopied = kRow + (TYPE == KvType::kF16 ? 0 : Share::kPad);
+  // A warp by itself needs more units at once than several that take turns.
+  constexpr int kAll = Share::kRows * kUnits;
+  [[maybe_unused]] constexpr int kUnroll = Share::kThreads == TND_WARP ? 4 : 2;
+#pragma unroll kUnroll
+  for (int begin = 0; begin < kAll; begin += Share::kThreads) {
+    const int i = begin + share.tid;
+    if (kAll % Share::kThreads != 0 && i >= kAll) break;
     const bool blocks = TYPE != KvType::kF16;
-    const int key = blocks ? i / (8 * kUnits) * 8 + i % 8 : i / kUnits, unit = blocks ? i / 8 % kUnits : i % kUnits;
+    const int key = share.first + (blocks ? i / (8 * kUnits) * 8 + i % 8 : i / kUnits),
+              unit = blocks ? Share::template unit<kUnits>(i / 8 % kUnits, i % 8) : i % kUnits, element = unit * kElems;
     const int block = unit * kElems / kKvBlock;
     uint4 codes = make_uint4(0, 0, 0, 0);
     uint32_t scale = 0;
@@ -135,33 +165,35 @@ TND_DEVICE void unpack_typed(uint16_t* tile, const PackedRows& rows, const uint8
       if (blocks) scale = rows.heads[int64_t{slot} * kScales + block];
     }
     scale |= scale << 16;
-    uint16_t* to = tile + key * STRIDE + unit * kElems;
+    const auto cell = [&](int at) { return tile.cell(key, element + at); };
     if constexpr (TYPE == KvType::kF16) {
-      *reinterpret_cast<uint4*>(to) = codes;
+      *reinterpret_cast<uint4*>(cell(0)) = codes;
     } else if constexpr (TYPE == KvType::kQ8_0) {
       constexpr uint32_t kSign = 0x80808080u, kExcess = 0x64806480u;  // 1024 + 128
-      store_halves(to, codes.x ^ kSign, codes.y ^ kSign, kExcess, scale);
-      store_halves(to + 8, codes.z ^ kSign, codes.w ^ kSign, kExcess, scale);
+      store_halves(cell(0), codes.x ^ kSign, codes.y ^ kSign, kExcess, scale);
+      store_halves(cell(8), codes.z ^ kSign, codes.w ^ kSign, kExcess, scale);
     } else {
       constexpr uint32_t kNibbles = 0x0F0F0F0Fu, kExcess = 0x64086408u;  // 1024 + 8
-      store_halves(to, codes.x & kNibbles, codes.y & kNibbles, kExcess, scale);
-      store_halves(to + 8, codes.z & kNibbles, codes.w & kNibbles, kExcess, scale);
-      store_halves(to + 16, codes.x >> 4 & kNibbles, codes.y >> 4 & kNibbles, kExcess, scale);
-      store_halves(to + 24, codes.z >> 4 & kNibbles, codes.w >> 4 & kNibbles, kExcess, scale);
+      store_halves(cell(0), codes.x & kNibbles, codes.y & kNibbles, kExcess, scale);
+      store_halves(cell(8), codes.z & kNibbles, codes.w & kNibbles, kExcess, scale);
+      store_halves(cell(16), codes.x >> 4 & kNibbles, codes.y >> 4 & kNibbles, kExcess, scale);
+      store_halves(cell(24), codes.z >> 4 & kNibbles, codes.w >> 4 & kNibbles, kExcess, scale);
     }
   }
 }
 
 // Blocks of nibbles with a minimum or fifth bits, a unit a block.
-template <int DIM, int STRIDE, int THREADS, bool COPIED>
-TND_DEVICE void unpack_nibbles(uint16_t* tile, const PackedRows& rows, const uint8_t* copied, const TileSlots& slots) {
-  constexpr int kUnits = DIM / kKvBlock, kRow = DIM / 2, kCopied = packed_stride<DIM>(KvType::kQ5_1);
+template <int DIM, bool COPIED, class Tile, class Share>
+TND_DEVICE void unpack_nibbles(const Tile& tile, const PackedRows& rows, const uint8_t* copied, const TileSlots& slots,
+                               const Share& share) {
+  constexpr int kUnits = DIM / kKvBlock, kRow = DIM / 2, kCopied = kRow + Share::kPad;
   const int words = kv_head_words(rows.type);
   const bool minimum = kv_has_minimum(rows.type), five = kv_has_fifth_bits(rows.type);
   const float excess = minimum ? 0.0f : 16.0f;
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < kAttentionTile * kUnits; i += THREADS) {
-    const int key = i / (8 * kUnits) * 8 + i % 8, unit = i / 8 % kUnits;
+  for (int i = share.tid; i < Share::kRows * kUnits; i += Share::kThreads) {
+    const int key = share.first + i / (8 * kUnits) * 8 + i % 8,
+              unit = Share::template unit<kUnits>(i / 8 % kUnits, i % 8);
     uint4 codes = make_uint4(0, 0, 0, 0);
     const uint16_t* head = nullptr;
     if constexpr (COPIED) {
@@ -180,26 +212,27 @@ TND_DEVICE void unpack_nibbles(uint16_t* tile, const PackedRows& rows, const uin
       if (five) fifths = kv_fifth_bits(rows.type, head);
     }
     const uint32_t quads[] = {codes.x, codes.y, codes.z, codes.w};
-    uint16_t* to = tile + key * STRIDE + unit * kKvBlock;
 #pragma unroll
     for (int quad = 0; quad < 8; ++quad) {  // of four elements
       // Bit i of the four goes to bit 4 of byte i.
       const uint32_t fifth = (fifths >> (4 * quad) & 15) * 0x00204081u & 0x01010101u;
       const uint32_t u = (quads[quad % 4] >> (quad / 4 * 4) & 0x0F0F0F0Fu) | fifth << 4;
       const auto value = [&](int at) { return fmaf(static_cast<float>(u >> at & 255) - excess, scale, least); };
-      *reinterpret_cast<uint2*>(to + quad * 4) =
+      *reinterpret_cast<uint2*>(tile.cell(key, unit * kKvBlock + quad * 4)) =
           make_uint2(pack_halves(value(0), value(8)), pack_halves(value(16), value(24)));
     }
   }
 }
 
 // Blocks of TQ3_0. The eight values of a scale are four halves and their negatives.
-template <int DIM, int STRIDE, int THREADS, bool COPIED>
-TND_DEVICE void unpack_rotated(uint16_t* tile, const PackedRows& rows, const uint8_t* copied, const TileSlots& slots) {
-  constexpr int kUnits = DIM / kKvBlock, kRow = DIM / 4, kCopied = packed_stride<DIM>(KvType::kTQ3_0), kWords = 3;
+template <int DIM, bool COPIED, class Tile, class Share>
+TND_DEVICE void unpack_rotated(const Tile& tile, const PackedRows& rows, const uint8_t* copied, const TileSlots& slots,
+                               const Share& share) {
+  constexpr int kUnits = DIM / kKvBlock, kRow = DIM / 4, kCopied = kRow + Share::kPad, kWords = 3;
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < kAttentionTile * kUnits; i += THREADS) {
-    const int key = i / (8 * kUnits) * 8 + i % 8, unit = i / 8 % kUnits;
+  for (int i = share.tid; i < Share::kRows * kUnits; i += Share::kThreads) {
+    const int key = share.first + i / (8 * kUnits) * 8 + i % 8,
+              unit = Share::template unit<kUnits>(i / 8 % kUnits, i % 8);
     uint2 codes = make_uint2(0, 0);
     const uint16_t* head = nullptr;
     if constexpr (COPIED) {
@@ -213,7 +246,6 @@ TND_DEVICE void unpack_rotated(uint16_t* tile, const PackedRows& rows, const uin
     const uint32_t third = head != nullptr ? kv_fifth_bits(KvType::kTQ3_0, head) : 0xFFFFFFFFu;
     const uint32_t small = pack_halves(tq3_magnitude(0) * scale, tq3_magnitude(1) * scale),
                    large = pack_halves(tq3_magnitude(2) * scale, tq3_magnitude(3) * scale);
-    uint16_t* to = tile + key * STRIDE + unit * kKvBlock;
 #pragma unroll
     for (int part = 0; part < 4; ++part) {  // of eight elements
       const uint32_t low = (part < 2 ? codes.x : codes.y) >> (part % 2 * 16), signs = third >> (8 * part);
@@ -225,18 +257,19 @@ TND_DEVICE void unpack_rotated(uint16_t* tile, const PackedRows& rows, const uin
         const uint32_t both = byte_perm(small, large, i * 0x22u + 0x10u + (j * 0x22u + 0x10u) * 0x100u);
         return both ^ ((a ^ 1) << 15 | (b ^ 1) << 31);
       };
-      *reinterpret_cast<uint4*>(to + part * 8) = make_uint4(pair(0), pair(2), pair(4), pair(6));
+      *reinterpret_cast<uint4*>(tile.cell(key, unit * kKvBlock + part * 8)) =
+          make_uint4(pair(0), pair(2), pair(4), pair(6));
     }
   }
 }
 
 // Rows of BF16, from the cache.
-template <int DIM, int STRIDE, int THREADS>
-TND_DEVICE void unpack_bfloats(uint16_t* tile, const PackedRows& rows, const TileSlots& slots) {
+template <int DIM, class Tile, class Share>
+TND_DEVICE void unpack_bfloats(const Tile& tile, const PackedRows& rows, const TileSlots& slots, const Share& share) {
   constexpr int kUnits = DIM / 8;  // of 16 bytes
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < kAttentionTile * kUnits; i += THREADS) {
-    const int key = i / kUnits, at = i % kUnits * 8;
+  for (int i = share.tid; i < Share::kRows * kUnits; i += Share::kThreads) {
+    const int key = share.first + i / kUnits, at = i % kUnits * 8;
     const int32_t slot = slot_in(slots, key);
     uint4 x = make_uint4(0, 0, 0, 0);
     if (slot >= 0) x = *reinterpret_cast<const uint4*>(rows.codes + (int64_t{slot} * DIM + at) * 2);
@@ -244,25 +277,26 @@ TND_DEVICE void unpack_bfloats(uint16_t* tile, const PackedRows& rows, const Til
       return pack_halves(bfloat_to_float(static_cast<uint16_t>(pair)),
                          bfloat_to_float(static_cast<uint16_t>(pair >> 16)));
     };
-    *reinterpret_cast<uint4*>(tile + key * STRIDE + at) = make_uint4(both(x.x), both(x.y), both(x.z), both(x.w));
+    *reinterpret_cast<uint4*>(tile.cell(key, at)) = make_uint4(both(x.x), both(x.y), both(x.z), both(x.w));
   }
 }
 
-// unpack_tile writes the tile [64][STRIDE] of halves, from a copied tile or (COPIED false, BF16) from the cache.
-template <int DIM, int STRIDE, int THREADS, bool COPIED>
-TND_DEVICE void unpack_tile(uint16_t* tile, const PackedRows& rows, const uint8_t* copied, const TileSlots& slots) {
+// unpack_tile writes rows of a tile of halves, from a copied tile or (COPIED false, BF16) from the cache.
+template <int DIM, bool COPIED, class Tile, class Share>
+TND_DEVICE void unpack_tile(const Tile& tile, const PackedRows& rows, const uint8_t* copied, const TileSlots& slots,
+                            const Share& share) {
   if (rows.type == KvType::kQ8_0) {
-    unpack_typed<KvType::kQ8_0, DIM, STRIDE, THREADS, COPIED>(tile, rows, copied, slots);
+    unpack_typed<KvType::kQ8_0, DIM, COPIED>(tile, rows, copied, slots, share);
   } else if (rows.type == KvType::kQ4_0) {
-    unpack_typed<KvType::kQ4_0, DIM, STRIDE, THREADS, COPIED>(tile, rows, copied, slots);
+    unpack_typed<KvType::kQ4_0, DIM, COPIED>(tile, rows, copied, slots, share);
   } else if (rows.type == KvType::kF16) {
-    unpack_typed<KvType::kF16, DIM, STRIDE, THREADS, COPIED>(tile, rows, copied, slots);
+    unpack_typed<KvType::kF16, DIM, COPIED>(tile, rows, copied, slots, share);
   } else if (rows.type == KvType::kBF16) {
-    unpack_bfloats<DIM, STRIDE, THREADS>(tile, rows, slots);
+    unpack_bfloats<DIM>(tile, rows, slots, share);
   } else if (rows.type == KvType::kTQ3_0) {
-    unpack_rotated<DIM, STRIDE, THREADS, COPIED>(tile, rows, copied, slots);
+    unpack_rotated<DIM, COPIED>(tile, rows, copied, slots, share);
   } else {
-    unpack_nibbles<DIM, STRIDE, THREADS, COPIED>(tile, rows, copied, slots);
+    unpack_nibbles<DIM, COPIED>(tile, rows, copied, slots, share);
   }
 }
 
@@ -304,7 +338,8 @@ struct PackedTiles {
     }
   }
   __device__ __forceinline__ void unpack(const PackedRows& rows, int t) {
-    unpack_tile<DIM, STRIDE, THREADS, COPIED>(tile, rows, COPIED ? copied(rows, t) : nullptr, slots_of(t));
+    unpack_tile<DIM, COPIED>(StridedTile<STRIDE>{tile}, rows, COPIED ? copied(rows, t) : nullptr, slots_of(t),
+                             TileShare<THREADS>{});
   }
 };
 struct NoTiles {};
