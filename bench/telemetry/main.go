@@ -2,14 +2,16 @@
 // and the processor time of all processes, against a cluster without traces that nobody looks at.
 //
 //	go run ./bench/telemetry [-rounds 12] [-starts 2] [-modes off,tree] [-requests 16] [-tokens 0] [-threads 1]
-//	    [-most 0] [-out build/bench/telemetry.json]
+//	    [-ways off,other,recorded,traced,page] [-most 0] [-out build/bench/telemetry.json]
 //
 // Three clusters of the demonstration models stand beside each other, of which one works at a time: two without traces,
 // which show what differs between equal clusters, and one that sends all traces to a collector in this program. Blocks
 // of the same requests follow each other in turns; each is compared with the block without traces of its round.
-// Processor time counts some seconds after each block, too, in which spans are sent. Answers end where the model ends
-// them, after some 55 tokens, or have as many tokens as -tokens says. With -most the run fails when the processor time
-// that tracing, or a watched page, adds around the engines is above that share of all.
+// With traces, processor time counts some seconds after each block, too, in which spans are sent. Answers end where the
+// model ends them, after some 55 tokens, or have as many tokens as -tokens says. With -most the run fails when the
+// processor time that tracing, or a watched page, adds around the engines is above that share of all. "off" and "page"
+// share a cluster: -ways off,page starts that one alone. On a busy machine equal blocks differ by some per cent, in
+// processor time too.
 //
 // Engines have one thread unless -threads says otherwise: two that wait for each other burn processor time whenever
 // another program has one's processor. What gateway and workers take is shown apart: tracing and watching happen there,
@@ -34,8 +36,12 @@ import (
 type options struct {
 	rounds, starts, requests, tokens, threads int
 	modes                                     []string
+	ways                                      []way
 	most                                      float64
 }
+
+// late reports whether some way costs something after its block.
+func (o options) late() bool { return slices.ContainsFunc(o.ways, func(w way) bool { return w.late }) }
 
 // result is what is written as JSON.
 type result struct {
@@ -57,29 +63,53 @@ type block struct {
 	Tokens  int     `json:"tokens"`
 	Rate    float64 `json:"tokens_per_second"`
 	Seconds float64 `json:"seconds"`
-	// Processor time of all processes, and of gateway and workers without their engines.
-	Processor float64 `json:"processor_us_per_token"`
-	Around    float64 `json:"around_us_per_token"`
+	// Processor time until the last token, and until the last span was sent, unless no way sends any.
+	Soon costs `json:"processor_us_per_token"`
+	Late costs `json:"processor_with_spans_us_per_token"`
 }
 
-// share is what a way costs against the way "off": medians over the rounds, with the quartiles of processor time.
+// costs are processor times by process; of a token, in microseconds.
+type costs struct {
+	Engines float64 `json:"engines"`
+	Gateway float64 `json:"gateway"`
+	Target  float64 `json:"target"`
+	Others  float64 `json:"others"`
+}
+
+func (c costs) around() float64 { return c.Gateway + c.Target + c.Others }
+
+func (c costs) all() float64 { return c.around() + c.Engines }
+
+// share is what a way costs against the way "off": medians over the rounds, with their quartiles.
 type share struct {
-	Mode      string  `json:"mode"`
-	Way       string  `json:"way"`
-	Rate      float64 `json:"rate"`
-	Processor float64 `json:"processor"`
-	Lower     float64 `json:"processor_lower_quartile"`
-	Upper     float64 `json:"processor_upper_quartile"`
-	Tokens    float64 `json:"tokens_per_second"`
-	TokenUS   float64 `json:"processor_us_per_token"`
-	// Around is the share for gateway and workers alone, AddedUS what they take more for a token, AddedMS for a second.
-	Around  float64 `json:"around"`
-	AddedUS float64 `json:"around_added_us_per_token"`
-	AddedMS float64 `json:"around_added_ms_per_second"`
+	Mode      string `json:"mode"`
+	Way       string `json:"way"`
+	Rate      spread `json:"rate"`
+	Processor spread `json:"processor"`
+	Tokens    spread `json:"tokens_per_second"`
+	TokenUS   spread `json:"processor_us_per_token"`
+	// What gateway, target and both with the other workers take more for a token, and the latter for a second.
+	GatewayUS spread `json:"gateway_added_us_per_token"`
+	TargetUS  spread `json:"target_added_us_per_token"`
+	AroundUS  spread `json:"around_added_us_per_token"`
+	AroundMS  spread `json:"around_added_ms_per_second"`
+	// AroundOfAll is AroundUS as a share of the processor time of all processes.
+	AroundOfAll spread `json:"around_added_of_all"`
 	// SumUS and Sum compare the sums over all blocks with those of both clusters without traces: what gateway and workers
 	// take more for a token, and its share of the processor time of all processes.
 	SumUS float64 `json:"sum_added_us_per_token"`
 	Sum   float64 `json:"sum_added_of_all"`
+}
+
+// spread is a median with its quartiles.
+type spread struct {
+	Lower  float64 `json:"lower_quartile"`
+	Median float64 `json:"median"`
+	Upper  float64 `json:"upper_quartile"`
+}
+
+func spreadOf(values []float64) spread {
+	return spread{quantile(values, .25), quantile(values, .5), quantile(values, .75)}
 }
 
 func main() {
@@ -90,11 +120,19 @@ func main() {
 	flag.IntVar(&o.tokens, "tokens", 0, "tokens of an answer; 0 = until the model ends it")
 	flag.IntVar(&o.threads, "threads", 1, "threads of each engine")
 	modes := flag.String("modes", "off,tree", "off, chain, tree or auto, separated by commas")
+	chosen := flag.String("ways", "", "of off, other, recorded, traced and page, separated by commas, off among them; "+
+		"empty = all")
 	flag.Float64Var(&o.most, "most", 0, "largest share of processor time that tracing or a watched page may add; 0 = any")
 	out := flag.String("out", "build/bench/telemetry.json", "file of results")
 	flag.Parse()
 	o.modes = strings.Split(*modes, ",")
-	report.Main(func(ctx context.Context) (bool, error) { return run(ctx, o, *out) })
+	report.Main(func(ctx context.Context) (bool, error) {
+		var err error
+		if o.ways, err = choose(*chosen); err != nil {
+			return false, err
+		}
+		return run(ctx, o, *out)
+	})
 }
 
 func run(ctx context.Context, o options, out string) (bool, error) {
@@ -111,8 +149,8 @@ func run(ctx context.Context, o options, out string) (bool, error) {
 	}
 	var problems []string
 	for _, mode := range o.modes {
-		for _, way := range ways {
-			s := r.share(mode, way.name)
+		for _, way := range o.ways {
+			s := r.share(mode, way)
 			r.Shares = append(r.Shares, s)
 			if o.most > 0 && way.judged && s.Sum > o.most {
 				problems = append(problems, fmt.Sprintf("%s, %s: %.2f %% of the processor time more", mode, way.name, 100*s.Sum))
@@ -151,7 +189,11 @@ func (r *result) measure(ctx context.Context, o options, start int, cases []repo
 	}
 	defer sink.close()
 	sites := map[string]*site{}
-	for _, name := range []string{siteOff, siteOther, siteTraced} {
+	for _, w := range o.ways {
+		name := w.site
+		if sites[name] != nil {
+			continue
+		}
 		s, err := open(ctx, name, sink.endpoint, o.threads, cases)
 		if err != nil {
 			return err
@@ -162,9 +204,9 @@ func (r *result) measure(ctx context.Context, o options, start int, cases []repo
 	requests := 0
 	for round := range o.rounds + 1 { // the first warms up
 		for _, mode := range o.modes {
-			for i := range ways {
+			for i := range o.ways {
 				// Another way is first in each round.
-				w := ways[(i+round)%len(ways)]
+				w := o.ways[(i+round)%len(o.ways)]
 				b, err := sites[w.site].run(ctx, w, mode, o)
 				if err != nil {
 					return fmt.Errorf("%s, %s: %w", mode, w.name, err)
@@ -179,12 +221,12 @@ func (r *result) measure(ctx context.Context, o options, start int, cases []repo
 		}
 		fmt.Fprintf(os.Stderr, "start %d of %d, round %d of %d\n", start+1, o.starts, round, o.rounds)
 	}
-	r.Spans = float64(sink.count()) / float64(requests)
+	r.Spans = float64(sink.count()) / float64(max(1, requests))
 	return nil
 }
 
 // share compares the blocks of a way with those of the same rounds without traces.
-func (r *result) share(mode, way string) share {
+func (r *result) share(mode string, w way) share {
 	type at struct{ start, round int }
 	off := map[at]block{}
 	for _, b := range r.Blocks {
@@ -192,54 +234,68 @@ func (r *result) share(mode, way string) share {
 			off[at{b.Start, b.Round}] = b
 		}
 	}
-	var rates, processor, tokens, us, around, addedUS, addedMS []float64
+	var rates, processor, tokens, us, gateway, target, around, ms, ofAll []float64
 	for _, b := range r.Blocks {
-		if b.Mode != mode || b.Way != way {
+		if b.Mode != mode || b.Way != w.name {
 			continue
 		}
 		base := off[at{b.Start, b.Round}]
+		now, before := b.of(w), base.of(w)
+		added := now.around() - before.around()
 		rates = append(rates, b.Rate/base.Rate)
-		processor = append(processor, b.Processor/base.Processor)
-		tokens, us = append(tokens, b.Rate), append(us, b.Processor)
-		around, addedUS = append(around, b.Around/base.Around), append(addedUS, b.Around-base.Around)
-		addedMS = append(addedMS, (b.Around-base.Around)*float64(b.Tokens)/1000/b.Seconds)
+		processor = append(processor, now.all()/before.all())
+		tokens, us = append(tokens, b.Rate), append(us, now.all())
+		gateway, target = append(gateway, now.Gateway-before.Gateway), append(target, now.Target-before.Target)
+		around, ms = append(around, added), append(ms, added*float64(b.Tokens)/1000/b.Seconds)
+		ofAll = append(ofAll, added/before.all())
 	}
-	out := share{mode, way, quantile(rates, .5), quantile(processor, .5), quantile(processor, .25),
-		quantile(processor, .75), quantile(tokens, .5), quantile(us, .5), quantile(around, .5), quantile(addedUS, .5),
-		quantile(addedMS, .5), 0, 0}
-	all, gateways := r.perToken(mode, ways[0].name, ways[1].name)
-	_, own := r.perToken(mode, way)
-	out.SumUS, out.Sum = own-gateways, (own-gateways)/all
+	out := share{mode, w.name, spreadOf(rates), spreadOf(processor), spreadOf(tokens), spreadOf(us), spreadOf(gateway),
+		spreadOf(target), spreadOf(around), spreadOf(ms), spreadOf(ofAll), 0, 0}
+	base := r.perToken(mode, w, ways[0].name, ways[1].name)
+	out.SumUS = r.perToken(mode, w, w.name).around() - base.around()
+	out.Sum = out.SumUS / base.all()
 	return out
 }
 
-// perToken is the processor time of all processes, and of those around the engines, over all blocks of some ways.
-func (r *result) perToken(mode string, names ...string) (all, around float64) {
+// of is what a block costs where it is compared with one of a way.
+func (b block) of(w way) costs {
+	if w.late {
+		return b.Late
+	}
+	return b.Soon
+}
+
+// perToken is the processor time of a token over all blocks of some ways, as w is judged.
+func (r *result) perToken(mode string, w way, names ...string) (sum costs) {
 	tokens := 0.0
 	for _, b := range r.Blocks {
 		if b.Mode == mode && slices.Contains(names, b.Way) {
-			n := float64(b.Tokens)
-			tokens, all, around = tokens+n, all+n*b.Processor, around+n*b.Around
+			n, c := float64(b.Tokens), b.of(w)
+			tokens += n
+			sum = costs{sum.Engines + n*c.Engines, sum.Gateway + n*c.Gateway, sum.Target + n*c.Target, sum.Others + n*c.Others}
 		}
 	}
-	return all / tokens, around / tokens
+	return costs{sum.Engines / tokens, sum.Gateway / tokens, sum.Target / tokens, sum.Others / tokens}
 }
 
 func (r *result) print() {
-	table := &report.Table{Title: "Against the same requests without traces, medians over rounds",
-		Header: []string{"speculation", "", "tokens/s", "µs/token", "rate", "processor time", "quartiles",
-			"around engines", "added, µs/token", "added, ms/s", "sums: added, µs/token", "of all"}}
+	of := func(s spread, format string) string {
+		return fmt.Sprintf(format+" ("+format+" to "+format+")", s.Median, s.Lower, s.Upper)
+	}
+	table := &report.Table{Title: "Against the same requests without traces, medians over rounds (and quartiles)",
+		Header: []string{"speculation", "", "tokens/s", "rate, ×", "processor µs/token", "processor, ×",
+			"around engines: added ms/s", "µs/token", "gateway's", "target's", "of all, %", "sums: added, µs/token",
+			"of all"}}
 	for _, s := range r.Shares {
-		table.Add(s.Mode, s.Way, s.Tokens, s.TokenUS, times(s.Rate), times(s.Processor),
-			times(s.Lower)+" to "+times(s.Upper), times(s.Around), fmt.Sprintf("%.1f", s.AddedUS),
-			fmt.Sprintf("%.2f", s.AddedMS), fmt.Sprintf("%.1f", s.SumUS), fmt.Sprintf("%.2f %%", 100*s.Sum))
+		all := spread{100 * s.AroundOfAll.Lower, 100 * s.AroundOfAll.Median, 100 * s.AroundOfAll.Upper}
+		table.Add(s.Mode, s.Way, s.Tokens.Median, of(s.Rate, "%.4f"), s.TokenUS.Median, of(s.Processor, "%.4f"),
+			fmt.Sprintf("%.2f", s.AroundMS.Median), of(s.AroundUS, "%.1f"), of(s.GatewayUS, "%.1f"),
+			of(s.TargetUS, "%.1f"), of(all, "%.2f"), fmt.Sprintf("%.1f", s.SumUS), fmt.Sprintf("%.2f %%", 100*s.Sum))
 	}
 	table.Write(os.Stdout)
 	fmt.Printf("\n%.1f spans a traced request; load %s at the end, %s\n", r.Spans, report.Load(),
 		time.Now().UTC().Format("15:04 UTC"))
 }
-
-func times(v float64) string { return fmt.Sprintf("%.4f ×", v) }
 
 // quantile of values, 0 for none.
 func quantile(values []float64, q float64) float64 {

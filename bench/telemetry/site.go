@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -31,30 +32,55 @@ type way struct {
 	sampled    bool // requests are traced
 	watched    bool // a client reads the events of the page
 	judged     bool
+	// late: what it costs comes after the block, too, so that the pause for that counts.
+	late bool
 }
 
 // ways of looking; the first is what the others are compared with. What happens to requests whose caller does not want
 // them traced is recorded, too, as it is in a cluster without a collector.
 var ways = []way{
 	{name: "off", site: siteOff},
-	{name: "off, another cluster", site: siteOther},
-	{name: "recorded", site: siteTraced},
-	{name: "traced", site: siteTraced, sampled: true, judged: true},
+	{name: "other", site: siteOther}, // a cluster like that of off
+	{name: "recorded", site: siteTraced, late: true},
+	{name: "traced", site: siteTraced, sampled: true, judged: true, late: true},
 	{name: "page", site: siteOff, watched: true, judged: true},
 }
 
-// flush is how long spans may take to be sent: a second until they are handed to the SDK, which sends every 5 s. What a
-// block causes is sent before its processor time is read.
-const flush = 6500 * time.Millisecond
+// choose returns the ways of a list of names.
+func choose(list string) ([]way, error) {
+	if list == "" {
+		return ways, nil
+	}
+	var out []way
+	names := strings.Split(list, ",")
+	for _, w := range ways {
+		if slices.Contains(names, w.name) {
+			out = append(out, w)
+		}
+	}
+	if len(out) != len(names) || out[0].name != ways[0].name {
+		return nil, fmt.Errorf("-ways %s: want some of off, other, recorded, traced and page, each once, with off", list)
+	}
+	return out, nil
+}
+
+const (
+	// flush is how long spans may take to be sent: a second until they are handed to the SDK, which sends every 5 s. What
+	// a block causes is sent before its processor time is read.
+	flush = 6500 * time.Millisecond
+	// settle is how long the gateway may take to reach the workers for a page, and the page's last events to come. Its
+	// processor time is read then: a page that looks on while nothing is decoded costs no token anything.
+	settle = 600 * time.Millisecond
+)
 
 // site is a running cluster.
 type site struct {
 	cluster *cluster.Cluster
 	client  *client.Client
-	engines []int // processes
-	around  []int // gateway and workers
-	cases   []report.Case
-	sampled bool // of the requests that the client sends
+	// processes by what they are: engines, gateway, target, and the other workers
+	engines, gateway, target, others []int
+	cases                            []report.Case
+	sampled                          bool // of the requests that the client sends
 }
 
 func open(ctx context.Context, name, collector string, threads int, cases []report.Case) (*site, error) {
@@ -71,10 +97,15 @@ func open(ctx context.Context, name, collector string, threads int, cases []repo
 	s := &site{cluster: cl, client: client.New(cl.HTTP), cases: cases}
 	s.client.HTTP.Transport = &parent{s.client.HTTP.Transport, s}
 	for _, p := range cl.Processes() {
-		if p.Name == "tandem-engine" {
+		switch p.Name {
+		case "tandem-engine":
 			s.engines = append(s.engines, p.PID)
-		} else {
-			s.around = append(s.around, p.PID)
+		case "tandem":
+			s.gateway = append(s.gateway, p.PID)
+		case "worker-target":
+			s.target = append(s.target, p.PID)
+		default:
+			s.others = append(s.others, p.PID)
 		}
 	}
 	return s, nil
@@ -110,7 +141,8 @@ func (s *site) run(ctx context.Context, w way, mode string, o options) (b block,
 		}
 		defer func() { err = errors.Join(err, leave()) }()
 	}
-	engines, around, err := s.processor()
+	time.Sleep(settle)
+	before, err := s.processor()
 	if err != nil {
 		return b, err
 	}
@@ -129,15 +161,14 @@ func (s *site) run(ctx context.Context, w way, mode string, o options) (b block,
 		b.Tokens += reply.Usage.CompletionTokens
 	}
 	b.Seconds = time.Since(began).Seconds()
-	time.Sleep(flush) // in every way alike
-	engines2, around2, err := s.processor()
-	if err != nil {
+	b.Mode, b.Way, b.Rate = mode, w.name, float64(b.Tokens)/b.Seconds
+	time.Sleep(settle)
+	if b.Soon, err = s.since(before, b.Tokens); err != nil || !o.late() {
 		return b, err
 	}
-	b.Mode, b.Way, b.Rate = mode, w.name, float64(b.Tokens)/b.Seconds
-	b.Around = float64((around2 - around).Nanoseconds()) / 1e3 / float64(b.Tokens)
-	b.Processor = b.Around + float64((engines2-engines).Nanoseconds())/1e3/float64(b.Tokens)
-	return b, nil
+	time.Sleep(flush - settle) // in every way alike
+	b.Late, err = s.since(before, b.Tokens)
+	return b, err
 }
 
 // look reads the events of the live page until leave is called.
@@ -180,23 +211,36 @@ func (s *site) look(ctx context.Context) (leave func() error, err error) {
 	}, nil
 }
 
-// processor is the processor time so far of the engines, and of the other processes of the cluster.
-func (s *site) processor() (engines, around time.Duration, err error) {
-	if engines, err = used(s.engines); err != nil {
-		return 0, 0, err
+// processor is the processor time so far, in microseconds.
+func (s *site) processor() (c costs, err error) {
+	for _, group := range []struct {
+		pids []int
+		at   *float64
+	}{{s.engines, &c.Engines}, {s.gateway, &c.Gateway}, {s.target, &c.Target}, {s.others, &c.Others}} {
+		if *group.at, err = used(group.pids); err != nil {
+			return c, err
+		}
 	}
-	around, err = used(s.around)
-	return engines, around, err
+	return c, nil
 }
 
-func used(pids []int) (total time.Duration, err error) {
+// since is the processor time of a token since before.
+func (s *site) since(before costs, tokens int) (costs, error) {
+	now, err := s.processor()
+	n := float64(tokens)
+	return costs{(now.Engines - before.Engines) / n, (now.Gateway - before.Gateway) / n,
+		(now.Target - before.Target) / n, (now.Others - before.Others) / n}, err
+}
+
+// used is the processor time of processes, in microseconds.
+func used(pids []int) (total float64, err error) {
 	for _, pid := range pids {
 		var t unix.Timespec
 		// The clock of a process, as clock_getcpuclockid(3) names it: finer than /proc.
 		if err := unix.ClockGettime(int32(^pid)<<3|2, &t); err != nil {
 			return 0, fmt.Errorf("the clock of process %d: %w", pid, err)
 		}
-		total += time.Duration(t.Nano())
+		total += float64(t.Nano()) / 1e3
 	}
 	return total, nil
 }

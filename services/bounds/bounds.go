@@ -56,8 +56,6 @@ const (
 	mostCount    = 1 << 53
 
 	mostTraceSpans = 1 << 14 // of a trace, in a worker and its engines
-	mostNodes      = 128     // of a round's tree
-	mostWatched    = 1 << 16 // tokens of an event of WatchRounds
 )
 
 func by(where string) Rule          { return Rule{By: where} }

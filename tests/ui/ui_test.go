@@ -220,7 +220,7 @@ func (p *page) chat(message string) {
 	})()`)
 	p.until("the request is listed", `[...document.querySelectorAll("#requests tbody tr")].some((r) =>
 		r.textContent.includes("done: ok") && r.textContent.includes("decode"))`)
-	p.until("its rounds are on the time axis", `document.getElementById("lanes-text").textContent.includes("rounds:")`)
+	p.until("its rounds are on the time axis", `document.getElementById("lanes-text").textContent.includes("tokens a round")`)
 }
 
 // tree looks at the tree of a round by pointer and by keyboard.

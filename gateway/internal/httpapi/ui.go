@@ -26,9 +26,9 @@ const (
 		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 	// lookEvery is the pause between two looks for rounds. What there is goes out in one write: a page sees no difference,
 	// and each write wakes up several goroutines.
-	lookEvery = 100 * time.Millisecond
+	lookEvery = 250 * time.Millisecond
 	// Of so many looks one lists the requests, and one the workers.
-	requestsEvery, workersEvery = 5, 10
+	requestsEvery, workersEvery = 2, 4
 )
 
 // addPage adds the routes of the live page. The files hold no data and need no key: the page asks for it.
@@ -137,7 +137,9 @@ func (s *Server) look(out *bytes.Buffer, watcher *live.Watcher, n int) {
 	for {
 		select {
 		case e := <-watcher.Events():
-			add(out, e)
+			out.WriteString(dataPrefix)
+			out.Write(e.AppendJSON(out.AvailableBuffer()))
+			out.WriteString(dataEnd)
 		default:
 			return
 		}
@@ -153,15 +155,18 @@ func (s *Server) hello() hello {
 	return h
 }
 
+// What stands around the data of an event.
+const dataPrefix, dataEnd = "data: ", "\n\n"
+
 // add appends an event with v as its data.
 func add(out *bytes.Buffer, v any) {
 	b, err := json.Marshal(v)
 	if err != nil {
 		return // numbers that JSON cannot carry were left out before
 	}
-	out.WriteString("data: ")
+	out.WriteString(dataPrefix)
 	out.Write(b)
-	out.WriteString("\n\n")
+	out.WriteString(dataEnd)
 }
 
 // mostKill bounds the body of a request to kill, in bytes.

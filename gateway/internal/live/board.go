@@ -1,7 +1,8 @@
 // Package live shows what happens in the cluster now: requests with their phases, and the rounds of the targets.
 //
 // The Board lists the requests at work; generations write into it. The Service watches the workers' rounds while
-// somebody looks, and hands each watcher what it may see: numbers of all requests, texts of its own alone.
+// somebody looks, and hands each watcher what it may see: numbers of all requests, texts of its own alone. Its lock
+// comes before the Board's.
 package live
 
 import (
@@ -16,8 +17,8 @@ import (
 )
 
 const (
-	// keepEnded is how many requests that are over are still listed: more show a longer past.
-	keepEnded = 32
+	// keepEnded is how many requests that are over are still listed: as many as the page has room for.
+	keepEnded = 12
 	// lateEvents is how long the rounds of a request that is over may still come: a gateway's buffers and a worker's.
 	lateEvents = 5 * time.Second
 )

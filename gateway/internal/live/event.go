@@ -27,6 +27,8 @@ type Event struct {
 	Position  int32      `json:"position"`
 	Accepted  int        `json:"accepted"`
 	Committed int32      `json:"committed"`
+	// Skipped counts the rounds of the request since the event before that were left out.
+	Skipped int32 `json:"skipped,omitempty"`
 	// Of the watcher's own requests: the tree with its accepted path, and output from Index on.
 	Nodes  []Node  `json:"nodes,omitempty"`
 	Path   []int32 `json:"path,omitempty"`
@@ -36,6 +38,7 @@ type Event struct {
 	Dropped uint64 `json:"dropped,omitempty"`
 
 	choice *choice
+	watch  uint64 // of the request
 }
 
 // Node of a round's tree.
@@ -51,35 +54,24 @@ type Token struct {
 	Origin string `json:"o"`
 }
 
-// origins are the names of TokenOrigin on the page.
-var origins = map[tandemv1.TokenOrigin]string{
+// origins are the names of TokenOrigin on the page, by number.
+var origins = [...]string{
 	tandemv1.TokenOrigin_TOKEN_ORIGIN_ANCHOR: "anchor", tandemv1.TokenOrigin_TOKEN_ORIGIN_PLAIN: "plain",
 	tandemv1.TokenOrigin_TOKEN_ORIGIN_DRAFT: "draft", tandemv1.TokenOrigin_TOKEN_ORIGIN_LOOKUP: "lookup",
 	tandemv1.TokenOrigin_TOKEN_ORIGIN_CONSTRAINT: "constraint",
 }
 
+// origin is the name of one, empty when it is none.
+func origin(o tandemv1.TokenOrigin) string {
+	if o < 0 || int(o) >= len(origins) {
+		return ""
+	}
+	return origins[o]
+}
+
 var kinds = map[tandemv1.WatchKind]string{
 	tandemv1.WatchKind_WATCH_KIND_ROUND: "round", tandemv1.WatchKind_WATCH_KIND_PROMPT: "prompt",
 	tandemv1.WatchKind_WATCH_KIND_END: "end",
-}
-
-// consistent reports whether the lists of an event, which are in bounds each, belong together.
-func consistent(m *tandemv1.WatchEvent) bool {
-	n := len(m.GetNodeTokens())
-	if len(m.GetNodeParents()) != n || len(m.GetNodeOrigins()) != n || len(m.GetOrigins()) != len(m.GetTokens()) {
-		return false
-	}
-	for i, p := range m.GetNodeParents() {
-		if int(p) >= i || i > 0 && p < 0 {
-			return false
-		}
-	}
-	for _, node := range m.GetPath() {
-		if int(node) >= n {
-			return false
-		}
-	}
-	return true
 }
 
 // newEvent makes the event of a worker's message, texts included. c is nil for a request of another gateway.
@@ -92,7 +84,7 @@ func newEvent(worker string, m *tandemv1.WatchEvent, c *choice, tok *tokenizer.T
 		BatchRows: m.GetBatchRows(), Position: m.GetPosition(),
 		// Without what follows the end of the answer.
 		Accepted:  max(0, min(len(m.GetPath())-1, int(m.GetCommitted()))),
-		Committed: m.GetCommitted(), Index: m.GetOutputIndex(), choice: c,
+		Committed: m.GetCommitted(), Skipped: m.GetSkipped(), Index: m.GetOutputIndex(), choice: c, watch: m.GetWatch(),
 	}
 	if c == nil {
 		return e
@@ -102,12 +94,14 @@ func newEvent(worker string, m *tandemv1.WatchEvent, c *choice, tok *tokenizer.T
 		return e
 	}
 	e.Path = m.GetPath()
+	e.Nodes = make([]Node, 0, len(m.GetNodeTokens()))
 	for i, id := range m.GetNodeTokens() {
 		e.Nodes = append(e.Nodes, Node{Text: strings.ToValidUTF8(string(tok.TokenBytes(id)), "\uFFFD"),
-			Parent: m.GetNodeParents()[i], Origin: origins[m.GetNodeOrigins()[i]]})
+			Parent: m.GetNodeParents()[i], Origin: origin(m.GetNodeOrigins()[i])})
 	}
+	e.Tokens = make([]Token, 0, len(m.GetTokens()))
 	for i, text := range c.texts(tok, m.GetTokens()) {
-		e.Tokens = append(e.Tokens, Token{Text: text, Origin: origins[m.GetOrigins()[i]]})
+		e.Tokens = append(e.Tokens, Token{Text: text, Origin: origin(m.GetOrigins()[i])})
 	}
 	return e
 }

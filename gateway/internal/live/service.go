@@ -2,12 +2,12 @@ package live
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/bounds"
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// perSecond is how many rounds a second a watcher gets of all requests together: more cost the page time that nobody
-	// sees.
+	// perSecond is how many rounds a second a watcher gets of all requests together, and how many each worker describes:
+	// more cost the page time that nobody sees.
 	perSecond = 30
 	// mostWatchers bounds the pages that look at a time.
 	mostWatchers = 64
@@ -66,8 +66,9 @@ type Watcher struct {
 	dropped atomic.Uint64
 	window  time.Time
 	sent    int // events since window
-	// held are the newest events of choices for which there was no room in the second, with all their tokens.
-	held map[*choice]Event
+	// held are the newest events of requests for which there was no room in the second, with all their tokens, by the
+	// numbers under which their rounds are described.
+	held map[uint64]Event
 }
 
 // Watch adds a watcher.
@@ -77,7 +78,7 @@ func (s *Service) Watch(v Viewer) (*Watcher, error) {
 	if len(s.watchers) >= mostWatchers {
 		return nil, rpcerr.ResourceExhausted("%d pages look at this gateway already", mostWatchers)
 	}
-	w := &Watcher{service: s, viewer: v, events: make(chan Event, room), held: map[*choice]Event{}}
+	w := &Watcher{service: s, viewer: v, events: make(chan Event, room), held: map[uint64]Event{}}
 	s.watchers[w] = struct{}{}
 	s.notify()
 	return w, nil
@@ -192,7 +193,7 @@ func (s *Service) receive(ctx context.Context, w registry.Worker) error {
 	}
 	defer conn.Close()
 	stream, err := tandemv1.NewTargetServiceClient(conn).WatchRounds(ctx,
-		&tandemv1.WatchRoundsRequest{MaxPerSecond: perSecond}, grpc.MaxCallRecvMsgSize(mostAnswer))
+		&tandemv1.WatchRoundsRequest{MaxPerSecond: perSecond, MaxEvents: mostEvents}, grpc.MaxCallRecvMsgSize(mostAnswer))
 	if err != nil {
 		return err
 	}
@@ -201,46 +202,55 @@ func (s *Service) receive(ctx context.Context, w registry.Worker) error {
 		if err != nil {
 			return err
 		}
-		if err := bounds.Check(m); err != nil {
-			return err
-		}
-		if m.GetEvent() == nil || !consistent(m.GetEvent()) {
+		if !check(m.GetEvent()) || len(m.GetMore()) > mostEvents || slices.ContainsFunc(m.GetMore(), refused) {
 			return rpcerr.Internal("worker %s describes a round that cannot be", w.ID)
 		}
-		s.event(w.ID, m)
+		s.take(w.ID, m)
 	}
 }
 
-// event hands a worker's message to all watchers.
-func (s *Service) event(worker string, m *tandemv1.WatchRoundsResponse) {
-	c := s.deps.Board.find(m.GetEvent().GetWatch())
-	tok := s.deps.Tokenizer()
+func refused(m *tandemv1.WatchEvent) bool { return !check(m) }
+
+// take hands a worker's message to all watchers.
+func (s *Service) take(worker string, m *tandemv1.WatchRoundsResponse) {
+	tok, now := s.deps.Tokenizer(), time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := newEvent(worker, m.GetEvent(), c, tok)
-	e.Dropped = m.GetDropped()
-	now := time.Now()
+	s.event(worker, m.GetEvent(), m.GetDropped(), tok, now)
+	for _, e := range m.GetMore() {
+		s.event(worker, e, m.GetDropped(), tok, now)
+	}
+}
+
+// event hands an event to all watchers. The caller holds the lock.
+func (s *Service) event(worker string, m *tandemv1.WatchEvent, dropped uint64, tok *tokenizer.Tokenizer,
+	now time.Time) {
+	e := newEvent(worker, m, s.deps.Board.find(m.GetWatch()), tok)
+	e.Dropped = dropped
 	for w := range s.watchers {
 		w.take(e.seenBy(w.viewer), now)
 	}
 }
 
-// take sends an event, unless the second has had its share: then it waits for the next one of its choice, which takes
-// over its tokens. A request's end always goes out, so that no token is left behind. The caller holds the lock.
+// take sends an event, unless the second has had its share: then it waits for the next one of its request, which takes
+// over its tokens and counts it. A request's end always goes out, so that nothing is left behind. The caller holds the
+// lock.
 func (w *Watcher) take(e Event, now time.Time) {
 	if now.Sub(w.window) >= time.Second {
 		w.window, w.sent = now, 0
 	}
-	if before, ok := w.held[e.choice]; ok && e.choice != nil {
-		delete(w.held, e.choice)
+	if before, ok := w.held[e.watch]; ok {
+		delete(w.held, e.watch)
+		e.Skipped += before.Skipped
+		if before.Type == "round" {
+			e.Skipped++
+		}
 		if int(before.Index)+len(before.Tokens) == int(e.Index) {
 			e.Index, e.Tokens = before.Index, append(before.Tokens[:len(before.Tokens):len(before.Tokens)], e.Tokens...)
 		}
 	}
 	if w.sent >= perSecond && e.Type != "end" {
-		if e.choice != nil {
-			w.held[e.choice] = e
-		}
+		w.held[e.watch] = e
 		return
 	}
 	w.sent++

@@ -203,9 +203,11 @@ func (CloseKind) EnumDescriptor() ([]byte, []int) {
 
 type WatchRoundsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Most rounds of one request that are described in a second, 1..1000; 0 = 30. The highest rate of all watchers holds
-	// for all of them.
-	MaxPerSecond  int32 `protobuf:"varint,1,opt,name=max_per_second,json=maxPerSecond,proto3" json:"max_per_second,omitempty"`
+	// Most rounds that are described in a second, 1..1000; 0 = 30. Requests at work have equal parts of it. The highest
+	// rate of all watchers holds for all of them.
+	MaxPerSecond int32 `protobuf:"varint,1,opt,name=max_per_second,json=maxPerSecond,proto3" json:"max_per_second,omitempty"`
+	// Most events of a message, 1..64; 0 = 1.
+	MaxEvents     int32 `protobuf:"varint,2,opt,name=max_events,json=maxEvents,proto3" json:"max_events,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -247,11 +249,20 @@ func (x *WatchRoundsRequest) GetMaxPerSecond() int32 {
 	return 0
 }
 
+func (x *WatchRoundsRequest) GetMaxEvents() int32 {
+	if x != nil {
+		return x.MaxEvents
+	}
+	return 0
+}
+
 type WatchRoundsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Event *WatchEvent            `protobuf:"bytes,1,opt,name=event,proto3" json:"event,omitempty"`
 	// Events that this watcher lost so far because it reads slowly.
-	Dropped       uint64 `protobuf:"varint,2,opt,name=dropped,proto3" json:"dropped,omitempty"`
+	Dropped uint64 `protobuf:"varint,2,opt,name=dropped,proto3" json:"dropped,omitempty"`
+	// Events that came after it, in their order.
+	More          []*WatchEvent `protobuf:"bytes,3,rep,name=more,proto3" json:"more,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -300,6 +311,13 @@ func (x *WatchRoundsResponse) GetDropped() uint64 {
 	return 0
 }
 
+func (x *WatchRoundsResponse) GetMore() []*WatchEvent {
+	if x != nil {
+		return x.More
+	}
+	return nil
+}
+
 // WatchEvent describes a round, a step of a prompt, or the end of a request. Tokens of rounds that are not described
 // come with the next event of their request.
 type WatchEvent struct {
@@ -339,7 +357,9 @@ type WatchEvent struct {
 	Tokens      []int32       `protobuf:"varint,19,rep,packed,name=tokens,proto3" json:"tokens,omitempty"`
 	Origins     []TokenOrigin `protobuf:"varint,20,rep,packed,name=origins,proto3,enum=tandem.v1.TokenOrigin" json:"origins,omitempty"`
 	// How many of tokens this round committed; those before are of rounds that were not described.
-	Committed     int32 `protobuf:"varint,21,opt,name=committed,proto3" json:"committed,omitempty"`
+	Committed int32 `protobuf:"varint,21,opt,name=committed,proto3" json:"committed,omitempty"`
+	// Rounds of the request that were not described since the event before.
+	Skipped       int32 `protobuf:"varint,22,opt,name=skipped,proto3" json:"skipped,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -517,6 +537,13 @@ func (x *WatchEvent) GetOrigins() []TokenOrigin {
 func (x *WatchEvent) GetCommitted() int32 {
 	if x != nil {
 		return x.Committed
+	}
+	return 0
+}
+
+func (x *WatchEvent) GetSkipped() int32 {
+	if x != nil {
+		return x.Skipped
 	}
 	return 0
 }
@@ -1552,12 +1579,15 @@ var File_tandem_v1_target_proto protoreflect.FileDescriptor
 
 const file_tandem_v1_target_proto_rawDesc = "" +
 	"\n" +
-	"\x16tandem/v1/target.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\":\n" +
+	"\x16tandem/v1/target.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"Y\n" +
 	"\x12WatchRoundsRequest\x12$\n" +
-	"\x0emax_per_second\x18\x01 \x01(\x05R\fmaxPerSecond\"\\\n" +
+	"\x0emax_per_second\x18\x01 \x01(\x05R\fmaxPerSecond\x12\x1d\n" +
+	"\n" +
+	"max_events\x18\x02 \x01(\x05R\tmaxEvents\"\x87\x01\n" +
 	"\x13WatchRoundsResponse\x12+\n" +
 	"\x05event\x18\x01 \x01(\v2\x15.tandem.v1.WatchEventR\x05event\x12\x18\n" +
-	"\adropped\x18\x02 \x01(\x04R\adropped\"\xb1\x05\n" +
+	"\adropped\x18\x02 \x01(\x04R\adropped\x12)\n" +
+	"\x04more\x18\x03 \x03(\v2\x15.tandem.v1.WatchEventR\x04more\"\xcb\x05\n" +
 	"\n" +
 	"WatchEvent\x12\x14\n" +
 	"\x05watch\x18\x01 \x01(\x04R\x05watch\x12(\n" +
@@ -1584,7 +1614,8 @@ const file_tandem_v1_target_proto_rawDesc = "" +
 	"\foutput_index\x18\x12 \x01(\x05R\voutputIndex\x12\x16\n" +
 	"\x06tokens\x18\x13 \x03(\x05R\x06tokens\x120\n" +
 	"\aorigins\x18\x14 \x03(\x0e2\x16.tandem.v1.TokenOriginR\aorigins\x12\x1c\n" +
-	"\tcommitted\x18\x15 \x01(\x05R\tcommitted\"t\n" +
+	"\tcommitted\x18\x15 \x01(\x05R\tcommitted\x12\x18\n" +
+	"\askipped\x18\x16 \x01(\x05R\askipped\"t\n" +
 	"\x10ReadAheadRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12#\n" +
@@ -1736,37 +1767,38 @@ var file_tandem_v1_target_proto_goTypes = []any{
 }
 var file_tandem_v1_target_proto_depIdxs = []int32{
 	5,  // 0: tandem.v1.WatchRoundsResponse.event:type_name -> tandem.v1.WatchEvent
-	0,  // 1: tandem.v1.WatchEvent.kind:type_name -> tandem.v1.WatchKind
-	1,  // 2: tandem.v1.WatchEvent.node_origins:type_name -> tandem.v1.TokenOrigin
-	1,  // 3: tandem.v1.WatchEvent.origins:type_name -> tandem.v1.TokenOrigin
-	19, // 4: tandem.v1.DecodeRequest.sampling:type_name -> tandem.v1.Sampling
-	20, // 5: tandem.v1.DecodeRequest.speculation:type_name -> tandem.v1.Speculation
-	11, // 6: tandem.v1.DecodeRequest.guide:type_name -> tandem.v1.Guide
-	10, // 7: tandem.v1.DecodeRequest.cache:type_name -> tandem.v1.CacheUse
-	9,  // 8: tandem.v1.DecodeRequest.peer:type_name -> tandem.v1.PeerHint
-	12, // 9: tandem.v1.Guide.reasoning:type_name -> tandem.v1.Reasoning
-	14, // 10: tandem.v1.DecodeResponse.admitted:type_name -> tandem.v1.Admitted
-	15, // 11: tandem.v1.DecodeResponse.prefilled:type_name -> tandem.v1.Prefilled
-	16, // 12: tandem.v1.DecodeResponse.committed:type_name -> tandem.v1.Committed
-	18, // 13: tandem.v1.DecodeResponse.finished:type_name -> tandem.v1.Finished
-	17, // 14: tandem.v1.Prefilled.logprobs:type_name -> tandem.v1.PositionLogprobs
-	17, // 15: tandem.v1.Committed.logprobs:type_name -> tandem.v1.PositionLogprobs
-	2,  // 16: tandem.v1.Committed.close_kind:type_name -> tandem.v1.CloseKind
-	21, // 17: tandem.v1.PositionLogprobs.top:type_name -> tandem.v1.TokenLogprob
-	22, // 18: tandem.v1.Finished.reason:type_name -> tandem.v1.FinishReason
-	23, // 19: tandem.v1.Finished.timings:type_name -> tandem.v1.Timings
-	2,  // 20: tandem.v1.Finished.close_kind:type_name -> tandem.v1.CloseKind
-	8,  // 21: tandem.v1.TargetService.Decode:input_type -> tandem.v1.DecodeRequest
-	6,  // 22: tandem.v1.TargetService.ReadAhead:input_type -> tandem.v1.ReadAheadRequest
-	3,  // 23: tandem.v1.TargetService.WatchRounds:input_type -> tandem.v1.WatchRoundsRequest
-	13, // 24: tandem.v1.TargetService.Decode:output_type -> tandem.v1.DecodeResponse
-	7,  // 25: tandem.v1.TargetService.ReadAhead:output_type -> tandem.v1.ReadAheadResponse
-	4,  // 26: tandem.v1.TargetService.WatchRounds:output_type -> tandem.v1.WatchRoundsResponse
-	24, // [24:27] is the sub-list for method output_type
-	21, // [21:24] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	5,  // 1: tandem.v1.WatchRoundsResponse.more:type_name -> tandem.v1.WatchEvent
+	0,  // 2: tandem.v1.WatchEvent.kind:type_name -> tandem.v1.WatchKind
+	1,  // 3: tandem.v1.WatchEvent.node_origins:type_name -> tandem.v1.TokenOrigin
+	1,  // 4: tandem.v1.WatchEvent.origins:type_name -> tandem.v1.TokenOrigin
+	19, // 5: tandem.v1.DecodeRequest.sampling:type_name -> tandem.v1.Sampling
+	20, // 6: tandem.v1.DecodeRequest.speculation:type_name -> tandem.v1.Speculation
+	11, // 7: tandem.v1.DecodeRequest.guide:type_name -> tandem.v1.Guide
+	10, // 8: tandem.v1.DecodeRequest.cache:type_name -> tandem.v1.CacheUse
+	9,  // 9: tandem.v1.DecodeRequest.peer:type_name -> tandem.v1.PeerHint
+	12, // 10: tandem.v1.Guide.reasoning:type_name -> tandem.v1.Reasoning
+	14, // 11: tandem.v1.DecodeResponse.admitted:type_name -> tandem.v1.Admitted
+	15, // 12: tandem.v1.DecodeResponse.prefilled:type_name -> tandem.v1.Prefilled
+	16, // 13: tandem.v1.DecodeResponse.committed:type_name -> tandem.v1.Committed
+	18, // 14: tandem.v1.DecodeResponse.finished:type_name -> tandem.v1.Finished
+	17, // 15: tandem.v1.Prefilled.logprobs:type_name -> tandem.v1.PositionLogprobs
+	17, // 16: tandem.v1.Committed.logprobs:type_name -> tandem.v1.PositionLogprobs
+	2,  // 17: tandem.v1.Committed.close_kind:type_name -> tandem.v1.CloseKind
+	21, // 18: tandem.v1.PositionLogprobs.top:type_name -> tandem.v1.TokenLogprob
+	22, // 19: tandem.v1.Finished.reason:type_name -> tandem.v1.FinishReason
+	23, // 20: tandem.v1.Finished.timings:type_name -> tandem.v1.Timings
+	2,  // 21: tandem.v1.Finished.close_kind:type_name -> tandem.v1.CloseKind
+	8,  // 22: tandem.v1.TargetService.Decode:input_type -> tandem.v1.DecodeRequest
+	6,  // 23: tandem.v1.TargetService.ReadAhead:input_type -> tandem.v1.ReadAheadRequest
+	3,  // 24: tandem.v1.TargetService.WatchRounds:input_type -> tandem.v1.WatchRoundsRequest
+	13, // 25: tandem.v1.TargetService.Decode:output_type -> tandem.v1.DecodeResponse
+	7,  // 26: tandem.v1.TargetService.ReadAhead:output_type -> tandem.v1.ReadAheadResponse
+	4,  // 27: tandem.v1.TargetService.WatchRounds:output_type -> tandem.v1.WatchRoundsResponse
+	25, // [25:28] is the sub-list for method output_type
+	22, // [22:25] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_tandem_v1_target_proto_init() }

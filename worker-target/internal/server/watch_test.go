@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -31,7 +32,7 @@ type watched struct {
 // watch watches the worker as fast as it may.
 func (r *rig) watch(ctx context.Context) *watched {
 	r.t.Helper()
-	stream, err := r.client.WatchRounds(ctx, &tandemv1.WatchRoundsRequest{MaxPerSecond: 1000})
+	stream, err := r.client.WatchRounds(ctx, &tandemv1.WatchRoundsRequest{MaxPerSecond: 1000, MaxEvents: mostEvents})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -48,7 +49,7 @@ func (r *rig) watch(ctx context.Context) *watched {
 			if err := bounds.Check(m); err != nil {
 				r.t.Errorf("event out of bounds: %v", err)
 			}
-			w.events = append(w.events, m.GetEvent())
+			w.events = append(append(w.events, m.GetEvent()), m.GetMore()...)
 			w.mu.Unlock()
 		}
 	}()
@@ -177,25 +178,39 @@ func TestWatchEndsWithTheWorker(t *testing.T) {
 type watcher struct {
 	grpc.ServerStream
 	ctx  context.Context
-	sent atomic.Int64
+	sent atomic.Int64 // messages
+	told atomic.Int64 // events in them
 }
 
 func (w *watcher) Context() context.Context { return w.ctx }
 
-func (w *watcher) Send(*tandemv1.WatchRoundsResponse) error {
+func (w *watcher) Send(m *tandemv1.WatchRoundsResponse) error {
 	w.sent.Add(1)
+	w.told.Add(int64(1 + len(m.GetMore())))
 	return nil
 }
 
-// TestWatchSendsManyAtATime: nothing wakes up the stream for one event.
+// TestWatchSendsManyAtATime: nothing wakes up the stream for one event, and a message has as many as the watcher takes.
 func TestWatchSendsManyAtATime(t *testing.T) {
+	for most, messages := range map[int32]int64{0: 3, 1: 3, 2: 2, 64: 1} {
+		t.Run(fmt.Sprint(most, " a message"), func(t *testing.T) { manyAtATime(t, most, messages) })
+	}
+	for _, most := range []int32{-1, mostEvents + 1} {
+		err := (&Server{feed: watch.New()}).WatchRounds(&tandemv1.WatchRoundsRequest{MaxEvents: most}, &watcher{})
+		if !errors.Is(err, rpcerr.AnyInvalidArgument) {
+			t.Errorf("%d a message: %v", most, err)
+		}
+	}
+}
+
+func manyAtATime(t *testing.T, most int32, messages int64) {
 	racetest.Bubble(t, func(t *testing.T) {
 		f := watch.New()
 		s := &Server{feed: f}
 		ctx, leave := context.WithCancel(t.Context())
 		w := &watcher{ctx: ctx}
 		done := make(chan error, 1)
-		go func() { done <- s.WatchRounds(&tandemv1.WatchRoundsRequest{MaxPerSecond: 1000}, w) }()
+		go func() { done <- s.WatchRounds(&tandemv1.WatchRoundsRequest{MaxPerSecond: 1000, MaxEvents: most}, w) }()
 		synctest.Wait()
 		r := watch.NewRecorder(f)
 		for i := range 3 {
@@ -209,8 +224,8 @@ func TestWatchSendsManyAtATime(t *testing.T) {
 		}
 		time.Sleep(time.Millisecond)
 		synctest.Wait()
-		if n := w.sent.Load(); n != 3 {
-			t.Errorf("%d events were sent after a while, want 3", n)
+		if n, told := w.sent.Load(), w.told.Load(); n != messages || told != 3 {
+			t.Errorf("%d events were sent in %d messages after a while, want 3 in %d", told, n, messages)
 		}
 		leave()
 		if err := <-done; !errors.Is(err, context.Canceled) {

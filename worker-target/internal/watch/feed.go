@@ -1,8 +1,9 @@
 // Package watch describes the rounds and prompt steps of a worker to those who watch them.
 //
 // Each slot has a Recorder, which asks the worker's Feed once a round whether anybody watches: an atomic load. Only
-// then does it read the clock and copy anything. Events of one request are at least Feed's interval apart; tokens of
-// rounds between two events come with the later one, so that no token lacks its origin.
+// then does it copy anything. Events of one request are at least Feed's interval apart, which is as many times that of
+// the watchers as there are requests at work: what nobody will be shown is not described. Tokens of rounds between two
+// events come with the later one, so that no token lacks its origin, and so does the number of those rounds.
 package watch
 
 import (
@@ -15,10 +16,9 @@ import (
 )
 
 const (
-	// DefaultRate is how many events of a request a second are described when a watcher does not say; a page cannot show
-	// more.
+	// DefaultRate is how many events a second are described when a watcher does not say; a page cannot show more.
 	DefaultRate = 30
-	// MostRate bounds what a watcher may ask for, events of a request a second.
+	// MostRate bounds what a watcher may ask for, events a second.
 	MostRate = 1000
 	// mostWatches bounds the watchers: gateways, and people who look for themselves.
 	mostWatches = 16
@@ -29,7 +29,8 @@ const (
 
 // Feed hands the events of a worker to its watchers. A nil Feed has none.
 type Feed struct {
-	every atomic.Int64 // nanoseconds between two described events of a request, 0 = nobody watches
+	every  atomic.Int64 // nanoseconds between two described events, 0 = nobody watches
+	atWork atomic.Int64 // requests that share them
 
 	mu      sync.Mutex // guards the fields below
 	watches map[*Watch]struct{}
@@ -47,7 +48,7 @@ type Watch struct {
 	dropped atomic.Uint64
 }
 
-// Watch adds a watcher that wants at most so many events of a request a second, 0 = DefaultRate. The caller closes it.
+// Watch adds a watcher that wants at most so many events a second, 0 = DefaultRate. The caller closes it.
 func (f *Feed) Watch(perSecond int) (*Watch, error) {
 	if perSecond == 0 {
 		perSecond = DefaultRate
@@ -113,7 +114,7 @@ func (f *Feed) interval() time.Duration {
 	if f == nil {
 		return 0
 	}
-	return time.Duration(f.every.Load())
+	return time.Duration(f.every.Load() * max(1, f.atWork.Load()))
 }
 
 // send hands an event, which nobody changes from now on, to all watchers.

@@ -15,17 +15,21 @@ type Recorder struct {
 	steps int    // of the prompt
 	last  time.Time
 	on    bool // somebody watches the round at work
+	joins bool // the request is among those that share the described rounds
 
 	event *tandemv1.WatchEvent // of the round at work; nil = it is not described
 	began time.Time
 	nodes []tandemv1.TokenOrigin // of the round's tree
 	// The tree before it was fitted to the constraint.
 	tokens, parents []int32
+	before          []tandemv1.TokenOrigin // of the same tree
+	old             []int                  // of each node of the fitted tree: its index before, -1 = none
 
 	// Output since the last event, and the index of its first token.
 	index   int
 	output  []int32
 	origins []tandemv1.TokenOrigin
+	skipped int // rounds since the last event
 }
 
 // NewRecorder returns a recorder of a slot; with a nil feed it notes nothing.
@@ -34,7 +38,7 @@ func NewRecorder(f *Feed) Recorder { return Recorder{feed: f} }
 // Start begins a request.
 func (r *Recorder) Start(watch uint64) {
 	r.watch, r.steps, r.last, r.on, r.event = watch, 0, time.Time{}, false, nil
-	r.index, r.output, r.origins = 0, r.output[:0], r.origins[:0]
+	r.index, r.output, r.origins, r.skipped = 0, r.output[:0], r.origins[:0], 0
 }
 
 // watched reports whether anybody watches the request, and at which interval.
@@ -46,11 +50,21 @@ func (r *Recorder) watched() (every time.Duration, ok bool) {
 	return every, every > 0
 }
 
+// due reports whether an event that begins at a time is described, when events may be so far apart. From the first one
+// on the request counts among those that share them: not while it waits for its turn.
+func (r *Recorder) due(at time.Time, every time.Duration) bool {
+	if !r.joins {
+		r.joins = true
+		r.feed.atWork.Add(1)
+	}
+	return at.Sub(r.last) >= every
+}
+
 // Begin begins a round, whose question to the draft was asked at began.
 func (r *Recorder) Begin(began time.Time) {
 	every, ok := r.watched()
 	r.on, r.event, r.began = ok, nil, began
-	if ok && began.Sub(r.last) >= every {
+	if ok && r.due(began, every) {
 		r.event, r.last = &tandemv1.WatchEvent{}, began
 	}
 }
@@ -73,9 +87,10 @@ func (r *Recorder) Proposal(tree *ddtree.Tree, origin tandemv1.TokenOrigin, exte
 
 // Fitted notes that the constraint has changed the tree: nodes that the proposal did not have are the constraint's.
 func (r *Recorder) Fitted(tree *ddtree.Tree) {
-	before := slices.Clone(r.nodes)
-	old := make([]int, tree.Len()) // indices in the proposal, -1 = none
-	r.nodes = r.nodes[:1]
+	r.before = append(r.before[:0], r.nodes...)
+	r.old = slices.Grow(r.old[:0], tree.Len())[:tree.Len()]
+	before, old := r.before, r.old
+	r.nodes, old[0] = r.nodes[:1], 0
 	for i := 1; i < tree.Len(); i++ {
 		old[i] = -1
 		for j := 1; j < len(r.tokens) && old[tree.Parents[i]] >= 0; j++ {
@@ -125,6 +140,7 @@ func (r *Recorder) Verified(v *Verified) {
 	}
 	e := r.event
 	if e == nil {
+		r.skipped++
 		return
 	}
 	e.Watch, e.Kind, e.Number = r.watch, tandemv1.WatchKind_WATCH_KIND_ROUND, int32(v.Number)
@@ -140,7 +156,7 @@ func (r *Recorder) Verified(v *Verified) {
 // add makes room for output from an index on. What was noted before a time in which nobody watched is dropped.
 func (r *Recorder) add(index int) {
 	if r.index+len(r.output) != index {
-		r.index, r.output, r.origins = index, r.output[:0], r.origins[:0]
+		r.index, r.output, r.origins, r.skipped = index, r.output[:0], r.origins[:0], 0
 	}
 }
 
@@ -157,7 +173,8 @@ func (r *Recorder) Flushed() {
 // send sends an event with the output that was not sent yet.
 func (r *Recorder) send(e *tandemv1.WatchEvent) {
 	e.OutputIndex, e.Tokens, e.Origins = int32(r.index), slices.Clone(r.output), slices.Clone(r.origins)
-	r.index, r.output, r.origins = r.index+len(r.output), r.output[:0], r.origins[:0]
+	e.Skipped = int32(r.skipped)
+	r.index, r.output, r.origins, r.skipped = r.index+len(r.output), r.output[:0], r.origins[:0], 0
 	r.feed.send(e)
 }
 
@@ -176,7 +193,7 @@ func (r *Recorder) First(index int, tokens []int32) {
 func (r *Recorder) BeginKnown() time.Time {
 	r.steps++
 	if every, ok := r.watched(); ok {
-		if now := time.Now(); now.Sub(r.last) >= every {
+		if now := time.Now(); r.due(now, every) {
 			return now
 		}
 	}
@@ -206,4 +223,8 @@ func (r *Recorder) Finish(rounds int) {
 		})
 	}
 	r.on, r.event = false, nil
+	if r.joins {
+		r.joins = false
+		r.feed.atWork.Add(-1)
+	}
 }

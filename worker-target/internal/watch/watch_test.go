@@ -93,8 +93,138 @@ func TestTokensOfRoundsBetween(t *testing.T) {
 			t.Errorf("event %d: %v, want %+v", i, e, want)
 		}
 	}
+	if got[0].Skipped != 0 || got[1].Skipped != 1 || got[2].Skipped != 1 {
+		t.Errorf("skipped %d, %d and %d, want 0, 1 and 1", got[0].Skipped, got[1].Skipped, got[2].Skipped)
+	}
 	if got[1].Committed != 3 || got[1].Number != 3 || got[2].Kind != tandemv1.WatchKind_WATCH_KIND_END {
 		t.Errorf("events %v", got)
+	}
+}
+
+// TestAllRoundsAreCounted: rounds that are described and those that are not are all rounds of the request, up to its
+// end.
+func TestAllRoundsAreCounted(t *testing.T) {
+	f := New()
+	w, err := f.Watch(100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	r := NewRecorder(f)
+	r.Start(5)
+	tree, path, tokens := chain(1, 2, 3), []int32{0, 1}, []int32{2, 8}
+	const rounds = 1001
+	at := time.Now()
+	for i := range rounds {
+		r.Begin(at.Add(time.Duration(i) * time.Millisecond))
+		r.Proposal(tree, draft, 0)
+		r.Verified(&Verified{Number: i + 1, Tree: tree, Path: path, Index: 2 * i, Tokens: tokens})
+		r.Flushed()
+	}
+	r.Finish(rounds)
+	described, skipped, output := 0, 0, 0
+	for len(w.Events()) > 0 {
+		e := <-w.Events()
+		skipped += int(e.Skipped)
+		output += len(e.Tokens)
+		if e.Kind == tandemv1.WatchKind_WATCH_KIND_ROUND {
+			described++
+			if described+skipped != int(e.Number) {
+				t.Fatalf("%d rounds are described and %d not, before round %d", described, skipped, e.Number)
+			}
+		}
+	}
+	if described != 101 || described+skipped != rounds || output != 2*rounds {
+		t.Errorf("%d rounds are described and %d not, with %d tokens; want %d rounds", described, skipped, output, rounds)
+	}
+}
+
+// TestUndescribedRound: a round that nobody will be shown allocates nothing and sends nothing.
+func TestUndescribedRound(t *testing.T) {
+	f := New()
+	w, err := f.Watch(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	r := NewRecorder(f)
+	tree, path, tokens := chain(1, 2, 3), []int32{0, 1}, []int32{2, 8}
+	at, index := time.Now(), 0
+	round := func() {
+		r.Begin(at)
+		r.Proposal(tree, draft, 0)
+		r.Fitted(tree)
+		r.Step()
+		r.Verified(&Verified{Number: 1, Tree: tree, Path: path, Index: index, Tokens: tokens})
+		r.Flushed()
+		index += len(tokens)
+	}
+	const rounds = 1000
+	for range 2 { // the first request makes room for its tokens
+		r.Start(5)
+		index = 0
+		for range rounds + 2 {
+			round()
+		}
+		r.Finish(rounds)
+	}
+	r.Start(5)
+	index = 0
+	round() // the first one of a request is described
+	sent := len(w.Events())
+	if n := testing.AllocsPerRun(rounds, round); n != 0 {
+		t.Errorf("an undescribed round takes %v allocations", n)
+	}
+	if n := len(w.Events()) - sent; n != 0 {
+		t.Errorf("%d events of undescribed rounds", n)
+	}
+}
+
+// TestRequestsShare: requests at work have equal parts of the described rounds; one that waits or is over has none.
+func TestRequestsShare(t *testing.T) {
+	f := New()
+	w, err := f.Watch(10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	recorders := make([]Recorder, 4)
+	for i := range recorders {
+		recorders[i] = NewRecorder(f)
+		recorders[i].Start(uint64(i + 1))
+	}
+	tree := chain(1)
+	at := time.Now()
+	second := func(working []Recorder) map[uint64]int {
+		for range 1000 {
+			at = at.Add(time.Millisecond)
+			for i := range working {
+				working[i].Begin(at)
+				working[i].Proposal(tree, draft, 0)
+				working[i].Verified(&Verified{Tree: tree, Path: []int32{0}})
+				working[i].Flushed()
+			}
+		}
+		of := map[uint64]int{}
+		for len(w.Events()) > 0 {
+			of[(<-w.Events()).Watch]++
+		}
+		return of
+	}
+	second(recorders[:2]) // the first round of each is described at once
+	if of := second(recorders[:2]); of[1] != 5 || of[2] != 5 {
+		t.Errorf("two requests: %v, want 5 rounds of each", of)
+	}
+	recorders[0].Finish(0)
+	second(recorders[1:2])
+	if of := second(recorders[1:2]); of[2] != 10 {
+		t.Errorf("one request: %v, want 10 rounds", of)
+	}
+	for i := range recorders {
+		recorders[i].Finish(0)
+	}
+	if n := f.atWork.Load(); n != 0 {
+		t.Errorf("%d requests are at work after their ends", n)
 	}
 }
 

@@ -30,7 +30,7 @@ export class Lanes {
 
   /** add adds an event. */
   add(event) {
-    if (event.type === "end" || this.paused) return;
+    if (this.paused) return;
     this.events.push(event);
     if (this.events.length > keep) this.events.splice(0, keep / 2);
     this.later();
@@ -67,7 +67,7 @@ export class Lanes {
       g.fillRect(at, 0, 1, height - axis);
       g.globalAlpha = 1;
     }
-    let shown = 0, accepted = 0, committed = 0, verify = 0, waiting = 0;
+    let shown = 0, skipped = 0, accepted = 0, committed = 0, verify = 0, waiting = 0;
     for (const [t, target] of targets.entries()) {
       const top = t * (names.length * rowHeight + groupGap);
       g.fillStyle = colour("ink");
@@ -85,6 +85,8 @@ export class Lanes {
       };
       for (const e of events) {
         if (e.worker !== target || e.start + e.end < first) continue;
+        skipped += e.skipped || 0;
+        if (e.type === "end") continue;
         const s = e.start;
         if (e.type === "prompt") {
           bar(2, s + e.step[0], s + e.step[1], colour("bar-prompt"));
@@ -106,7 +108,8 @@ export class Lanes {
       }
     }
     this.text.textContent = shown
-      ? `${shown} rounds: ${(committed / shown).toFixed(2)} tokens a round, ${(accepted / shown).toFixed(2)} accepted, ` +
+      ? `${shown} rounds${skipped ? ` of ${shown + skipped}, the others are not drawn` : ""}: ` +
+        `${(committed / shown).toFixed(2)} tokens a round, ${(accepted / shown).toFixed(2)} accepted, ` +
         `proposal ${(waiting / shown).toFixed(2)} ms, verification ${(verify / shown).toFixed(2)} ms. ` +
         "Prompt steps stand in the lane of verification. Half of the time on the way is drawn on each side of the draft."
       : "No rounds yet.";
