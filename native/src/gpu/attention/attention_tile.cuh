@@ -116,12 +116,13 @@ TND_DEVICE void store_halves(uint16_t* to, uint32_t a, uint32_t b, uint32_t exce
 }
 
 template <KvType TYPE, int DIM, int STRIDE, int THREADS, bool COPIED>
-TND_DEVICE void unpack_typed(uint16_t* tile, const PackedRows& rows, const uint8_t* copied, const TileSlots& slots) {
+TND_DEVICE void unpack_typed(uint16_t* tile, const PackedRows& rows, const uint8_t* copied, const TileSlots& slots,
+                             int thread) {
   constexpr int kUnits = static_cast<int>(kv_code_bytes(TYPE, DIM) / 16), kElems = DIM / kUnits,
                 kScales = DIM / kKvBlock;
   constexpr int kRow = kUnits * 16, kCopied = packed_stride<DIM>(TYPE);
 #pragma unroll 2
-  for (int i = static_cast<int>(threadIdx.x); i < kAttentionTile * kUnits; i += THREADS) {
+  for (int i = thread; i < kAttentionTile * kUnits; i += THREADS) {
     const bool blocks = TYPE != KvType::kF16;
     const int key = blocks ? i / (8 * kUnits) * 8 + i % 8 : i / kUnits, unit = blocks ? i / 8 % kUnits : i % kUnits;
     const int block = unit * kElems / kKvBlock;
@@ -154,13 +155,14 @@ TND_DEVICE void unpack_typed(uint16_t* tile, const PackedRows& rows, const uint8
 
 // Blocks of nibbles with a minimum or fifth bits, a unit a block.
 template <int DIM, int STRIDE, int THREADS, bool COPIED>
-TND_DEVICE void unpack_nibbles(uint16_t* tile, const PackedRows& rows, const uint8_t* copied, const TileSlots& slots) {
+TND_DEVICE void unpack_nibbles(uint16_t* tile, const PackedRows& rows, const uint8_t* copied, const TileSlots& slots,
+                               int thread) {
   constexpr int kUnits = DIM / kKvBlock, kRow = DIM / 2, kCopied = packed_stride<DIM>(KvType::kQ5_1);
   const int words = kv_head_words(rows.type);
   const bool minimum = kv_has_minimum(rows.type), five = kv_has_fifth_bits(rows.type);
   const float excess = minimum ? 0.0f : 16.0f;
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < kAttentionTile * kUnits; i += THREADS) {
+  for (int i = thread; i < kAttentionTile * kUnits; i += THREADS) {
     const int key = i / (8 * kUnits) * 8 + i % 8, unit = i / 8 % kUnits;
     uint4 codes = make_uint4(0, 0, 0, 0);
     const uint16_t* head = nullptr;
@@ -195,10 +197,11 @@ TND_DEVICE void unpack_nibbles(uint16_t* tile, const PackedRows& rows, const uin
 
 // Blocks of TQ3_0. The eight values of a scale are four halves and their negatives.
 template <int DIM, int STRIDE, int THREADS, bool COPIED>
-TND_DEVICE void unpack_rotated(uint16_t* tile, const PackedRows& rows, const uint8_t* copied, const TileSlots& slots) {
+TND_DEVICE void unpack_rotated(uint16_t* tile, const PackedRows& rows, const uint8_t* copied, const TileSlots& slots,
+                               int thread) {
   constexpr int kUnits = DIM / kKvBlock, kRow = DIM / 4, kCopied = packed_stride<DIM>(KvType::kTQ3_0), kWords = 3;
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < kAttentionTile * kUnits; i += THREADS) {
+  for (int i = thread; i < kAttentionTile * kUnits; i += THREADS) {
     const int key = i / (8 * kUnits) * 8 + i % 8, unit = i / 8 % kUnits;
     uint2 codes = make_uint2(0, 0);
     const uint16_t* head = nullptr;
@@ -232,10 +235,10 @@ TND_DEVICE void unpack_rotated(uint16_t* tile, const PackedRows& rows, const uin
 
 // Rows of BF16, from the cache.
 template <int DIM, int STRIDE, int THREADS>
-TND_DEVICE void unpack_bfloats(uint16_t* tile, const PackedRows& rows, const TileSlots& slots) {
+TND_DEVICE void unpack_bfloats(uint16_t* tile, const PackedRows& rows, const TileSlots& slots, int thread) {
   constexpr int kUnits = DIM / 8;  // of 16 bytes
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < kAttentionTile * kUnits; i += THREADS) {
+  for (int i = thread; i < kAttentionTile * kUnits; i += THREADS) {
     const int key = i / kUnits, at = i % kUnits * 8;
     const int32_t slot = slot_in(slots, key);
     uint4 x = make_uint4(0, 0, 0, 0);
@@ -250,19 +253,20 @@ TND_DEVICE void unpack_bfloats(uint16_t* tile, const PackedRows& rows, const Til
 
 // unpack_tile writes the tile [64][STRIDE] of halves, from a copied tile or (COPIED false, BF16) from the cache.
 template <int DIM, int STRIDE, int THREADS, bool COPIED>
-TND_DEVICE void unpack_tile(uint16_t* tile, const PackedRows& rows, const uint8_t* copied, const TileSlots& slots) {
+TND_DEVICE void unpack_tile(uint16_t* tile, const PackedRows& rows, const uint8_t* copied, const TileSlots& slots,
+                            int thread) {
   if (rows.type == KvType::kQ8_0) {
-    unpack_typed<KvType::kQ8_0, DIM, STRIDE, THREADS, COPIED>(tile, rows, copied, slots);
+    unpack_typed<KvType::kQ8_0, DIM, STRIDE, THREADS, COPIED>(tile, rows, copied, slots, thread);
   } else if (rows.type == KvType::kQ4_0) {
-    unpack_typed<KvType::kQ4_0, DIM, STRIDE, THREADS, COPIED>(tile, rows, copied, slots);
+    unpack_typed<KvType::kQ4_0, DIM, STRIDE, THREADS, COPIED>(tile, rows, copied, slots, thread);
   } else if (rows.type == KvType::kF16) {
-    unpack_typed<KvType::kF16, DIM, STRIDE, THREADS, COPIED>(tile, rows, copied, slots);
+    unpack_typed<KvType::kF16, DIM, STRIDE, THREADS, COPIED>(tile, rows, copied, slots, thread);
   } else if (rows.type == KvType::kBF16) {
-    unpack_bfloats<DIM, STRIDE, THREADS>(tile, rows, slots);
+    unpack_bfloats<DIM, STRIDE, THREADS>(tile, rows, slots, thread);
   } else if (rows.type == KvType::kTQ3_0) {
-    unpack_rotated<DIM, STRIDE, THREADS, COPIED>(tile, rows, copied, slots);
+    unpack_rotated<DIM, STRIDE, THREADS, COPIED>(tile, rows, copied, slots, thread);
   } else {
-    unpack_nibbles<DIM, STRIDE, THREADS, COPIED>(tile, rows, copied, slots);
+    unpack_nibbles<DIM, STRIDE, THREADS, COPIED>(tile, rows, copied, slots, thread);
   }
 }
 
@@ -304,7 +308,9 @@ struct PackedTiles {
     }
   }
   __device__ __forceinline__ void unpack(const PackedRows& rows, int t) {
-    unpack_tile<DIM, STRIDE, THREADS, COPIED>(tile, rows, COPIED ? copied(rows, t) : nullptr, slots_of(t));
+    const int thread = static_cast<int>(threadIdx.x);
+    unpack_tile<DIM, STRIDE, THREADS, COPIED>(tile, rows, COPIED ? copied(rows, t) : nullptr, slots_of(t),
+                                              COPIED ? thread : no_hoist(thread));
   }
 };
 struct NoTiles {};
