@@ -76,9 +76,9 @@ var cards = []card{
 	{"RTX 4090", false, 927, 0.90, 1.2, 1290e9, 660e12, 165e12, 2.52, 322, 48, "memory alone"},
 	{"RTX 5090", false, 1631, 0.88, 1.2, 1640e9, 838e12, 210e12, 2.41, 410, 48,
 		"the rate of `mma.sync` for bytes on sm_120 is as listed; ends of small matrices weigh twice"},
-	{"7900 XTX", true, 864, 0.82, 3.9, 461e9, 122.8e12, 122.8e12, 2.4, 230, 32,
+	{"7900 XTX", true, 864, 0.82, 3.9, 461e9, 122.8e12, 122.8e12, 2.4, 230, 96,
 		"matrix and vector instructions of different waves do not overlap; 82 % of bandwidth is to be had"},
-	{"Strix Halo", true, 215, 0.85, 3.9, 232e9, 61.8e12, 61.8e12, 2.9, 116, 32,
+	{"Strix Halo", true, 215, 0.85, 3.9, 232e9, 61.8e12, 61.8e12, 2.9, 116, 96,
 		"215 GB/s of the memory that it shares with the processor; prompts: as the 7900 XTX"},
 }
 

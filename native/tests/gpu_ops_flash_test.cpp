@@ -511,6 +511,63 @@ TEST(blocks_have_the_bits_of_halves) {
 #endif
 }
 
+#if defined(TND_GPU_EMU)
+// AMD's blocks of 96 queries, which stay in registers, against blocks of 16: over halves, and over keys and values of
+// these types.
+template <class Unit>
+void check_held(const Shape& s, KvType k_type, KvType v_type, const PlanBuilder& plan, int slots, Rng* rng) {
+  constexpr int kLds = 64 << 10;
+  const auto least = [](bool blocks, const KvShape& kv) {
+    const auto bytes = [&]<int DIM>(std::integral_constant<int, DIM>) {
+      return static_cast<int>(blocks ? flash_shared_bytes<Unit, DIM, 1, 1, 1, true>(kv)
+                                     : flash_shared_bytes<Unit, DIM, 1, 1, 1, false>(kv));
+    };
+    return kv.dim == 256   ? bytes(std::integral_constant<int, 256>())
+           : kv.dim == 128 ? bytes(std::integral_constant<int, 128>())
+                           : bytes(std::integral_constant<int, 64>());
+  };
+  const Blocks blocks(s, k_type, v_type, slots, rng);
+  const std::vector<float> q = random_floats(rng, plan.count() * int64_t{s.q_heads} * s.dim, 1.5f);
+  const std::string what = "dim " + std::to_string(s.dim) + " rows " + std::to_string(plan.count()) + " types " +
+                           std::to_string(static_cast<int>(k_type)) + "," + std::to_string(static_cast<int>(v_type));
+  const std::vector<float> want = run<Unit>(s, blocks.halves, plan, q, least(false, blocks.kv));
+  CHECK_MSG(same(run<Unit>(s, blocks.halves, plan, q, kLds), want), what + " halves");
+  if (!in_blocks(blocks.kv)) return;
+  CHECK_MSG(same(blocks.attend<Unit>(s, plan, q, least(true, blocks.kv)), want), what + " by 16");
+  CHECK_MSG(same(blocks.attend<Unit>(s, plan, q, kLds), want), what);
+}
+
+TEST(queries_in_registers_have_the_bits_of_others) {
+  Rng rng(15);
+  constexpr KvType kF16 = KvType::kF16, kQ8 = KvType::kQ8_0, kQ4 = KvType::kQ4_0;
+  const auto check = [&]<class MAP>(MAP) {
+    using Unit = WmmaUnit<MAP>;
+    const KvType types[][2] = {{kQ8, kQ8}, {kQ4, kQ4}, {kF16, kQ8}, {kQ4, kF16}, {kQ8, kQ4}};
+    size_t at = 0;
+    for (const int rows : {1, 2, 6, 7, 9, 16, 17, 23, 32}) {
+      PlanBuilder tree, chain;
+      tree.tree(700, random_tree(&rng, rows));  // five segments
+      chain.append(700, rows);
+      const auto& [k_type, v_type] = types[at++ % std::size(types)];
+      check_held<Unit>({256, 1, 6}, k_type, v_type, tree, 700 + rows, &rng);
+      check_held<Unit>({128, 1, 8}, v_type, k_type, chain, 700 + rows, &rng);
+      check_held<Unit>({64, 2, 8}, k_type, v_type, tree, 700 + rows, &rng);
+    }
+    // Sequences of other lengths in one step: other sizes of segments, windows, a path of gathered tiles.
+    PlanBuilder mixed;
+    mixed.tree(4100, random_tree(&rng, 19));
+    mixed.append(2040, 16);
+    mixed.block(500, 12, 130);
+    mixed.tree(20, random_tree(&rng, 9));
+    check_held<Unit>({64, 1, 6}, kF16, kF16, mixed, 4200, &rng);
+    check_held<Unit>({64, 1, 6}, kQ8, kQ4, mixed, 4200, &rng);
+    check_held<Unit>({128, 1, 6}, kQ4, kQ8, mixed, 4200, &rng);
+  };
+  check(Wmma11());
+  check(Wmma12());
+}
+#endif
+
 // What a plan says of old keys, for chains, trees, drafts with a window and several sequences: no row writes below it,
 // and no row has a key below it in another slot.
 TEST(old_keys_are_below_the_rows_of_a_step) {

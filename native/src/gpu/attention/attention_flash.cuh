@@ -9,6 +9,10 @@
 // softmax, V during the next q k^T. Bound: memory up to about 16 queries a key/value head, shared memory and matrix
 // units beyond.
 //
+// HELD (AMD, steps with more than 32 queries a key/value head): 96 queries share a tile of K or V, for which 64 KiB
+// have no room. So queries stay in registers, and weights take the place of their scores. q k^T: a warp takes 16
+// queries x MT * 16 keys. An item is one segment. The rest is as above, operation by operation.
+//
 // BLOCKS: keys or values lie in blocks of codes. Their tiles are copied unchanged and unpacked to the one tile of
 // halves that q k^T and p v then read (attention_tile.cuh), K before q k^T and V beside the softmax.
 #pragma once
@@ -128,9 +132,12 @@ struct FlashShape {
   static constexpr int kBuffers = Unit::kOneBuffer || kUnpack ? 1 : 2 * STAGES;  // tiles of halves
   static constexpr int kThreads = 4 * WM * TND_WARP;
   static constexpr int kQueries = 16 * WM * MT;
-  static constexpr int kStride = DIM + 8;              // halves; rows start four banks apart
-  static constexpr int kScores = kAttentionTile + 8;   // floats
-  static constexpr int kWeights = kAttentionTile + 8;  // halves
+  static constexpr bool kHeld = Unit::kOneBuffer && WM > 1;                     // HELD
+  static constexpr int kStride = DIM + 8;                                       // halves; rows start four banks apart
+  static constexpr int kScores = kAttentionTile + (kHeld ? 4 : 8);              // floats
+  static constexpr int kWeights = kHeld ? 2 * kScores : kAttentionTile + 8;     // halves
+  static constexpr int kQueryBytes = kHeld ? 0 : kQueries * kStride * 2;        // in shared memory
+  static constexpr int kScoreBytes = kScores * 4 + (kHeld ? 0 : kWeights * 2);  // a query, with its weights
 };
 
 // What happens to a query's sums before a tile is added, and by which factor they are scaled.
@@ -143,8 +150,7 @@ struct FlashRow {
 // Bytes of shared memory before copied tiles; a multiple of 16.
 template <class S>
 constexpr int flash_tile_bytes() {
-  return (S::kQueries + S::kBuffers * kAttentionTile) * S::kStride * 2 +
-         S::kQueries * (S::kScores * 4 + S::kWeights * 2) +
+  return S::kQueryBytes + S::kBuffers * kAttentionTile * S::kStride * 2 + S::kQueries * S::kScoreBytes +
          S::kQueries * static_cast<int>(sizeof(FlashRow) + sizeof(KeyRange)) + 16;
 }
 template <class Unit, int DIM, int WM, int MT, int STAGES, bool BLOCKS>
@@ -175,11 +181,11 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
   if (queries <= 0) return;
 
   uint16_t* sq = reinterpret_cast<uint16_t*>(shared);
-  uint16_t* sk = sq + S::kQueries * S::kStride;
+  uint16_t* sk = sq + S::kQueryBytes / 2;
   constexpr int kTileHalves = kAttentionTile * S::kStride;
   uint16_t* sv = S::kBuffers == 1 ? sk : sk + STAGES * kTileHalves;
   float* scores = reinterpret_cast<float*>(sk + S::kBuffers * kTileHalves);
-  uint16_t* weights = reinterpret_cast<uint16_t*>(scores + S::kQueries * S::kScores);
+  uint16_t* weights = reinterpret_cast<uint16_t*>(scores + (S::kHeld ? 0 : S::kQueries * S::kScores));
   FlashRow* work = reinterpret_cast<FlashRow*>(weights + S::kQueries * S::kWeights);
   KeyRange* ranges = reinterpret_cast<KeyRange*>(work + S::kQueries);
   int32_t* span = reinterpret_cast<int32_t*>(ranges + S::kQueries);  // range of positions that the block's queries see
@@ -209,20 +215,25 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
   if constexpr (BLOCKS) {
     packed.init(a.kv, cache, kv_head, slots, last_tile, shared + flash_tile_bytes<S>(), sk);
   }
+  // HELD: registers are for queries, so what a loop derives from the thread's number is computed in every round.
+  const auto fresh = [](int n) { return S::kHeld ? no_hoist(n) : n; };
   [[maybe_unused]] const auto copy_tile = [&](uint16_t* to, const void* cache_rows, int t) {
     constexpr int kUnits = DIM / 8;                    // of 16 bytes, a row
     constexpr int kRowsAtOnce = S::kThreads / kUnits;  // that the block's threads cover
-    const int key = tid / kUnits, at = tid % kUnits * 8;
+    const int thread = fresh(tid), key = thread / kUnits, at = thread % kUnits * 8;
+    const int last = kAttentionTile - (kAttentionTile % kRowsAtOnce == 0 ? 0 : key);  // i below it are in the tile
     const uint16_t* from = static_cast<const uint16_t*>(cache_rows) + head_begin + at;
     uint16_t* cell = to + key * S::kStride + at;
     go_to_tile(slots, t);
     if (plain_tile(slots)) {
       from += int64_t{slots.base + key} * DIM;
 #pragma unroll
-      for (int i = 0; i < kAttentionTile; i += kRowsAtOnce) copy_async_16(cell + i * S::kStride, from + i * DIM);
+      for (int i = 0; i < kAttentionTile; i += kRowsAtOnce) {
+        if (i < last) copy_async_16(cell + i * S::kStride, from + i * DIM);
+      }
     } else {
 #pragma unroll 1
-      for (int i = 0; i < kAttentionTile; i += kRowsAtOnce) {
+      for (int i = 0; i < last; i += kRowsAtOnce) {
         const int32_t key_slot = slot_in(slots, key + i);
         copy_async_16(cell + i * S::kStride, from + int64_t{key_slot < 0 ? 0 : key_slot} * DIM, key_slot < 0 ? 0 : 16);
       }
@@ -253,13 +264,30 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
   }
   if (new_tile >= first_tile + kAhead) wait_for_previous();
 
-  constexpr int kUnits = S::kQueries * DIM / 8;  // of 16 bytes
+  constexpr int kSharers = 4 / MT;  // HELD: warps with the same 16 queries in q k^T, of different keys
+  [[maybe_unused]] const int held_query = warp / kSharers * 16, held_key = warp % kSharers * MT * 16;
+  [[maybe_unused]] typename Unit::A held[S::kHeld ? DIM / 16 : 1];
+  if constexpr (S::kHeld) {
+    const int q = held_query + static_cast<int>(lane_id()) % 16;
+#pragma unroll
+    for (int k = 0; k < DIM / 16; ++k) {
+#pragma unroll
+      for (uint32_t& r : held[k].r) r = 0;
+    }
+    if (q < queries) {
+      const uint16_t* from = flash_query<DIM>(f, tile, kv_head, first_query + q);
+#pragma unroll
+      for (int k = 0; k < DIM / 16; ++k) load_a_row(held[k], from + k * 16);
+    }
+  } else {
+    constexpr int kUnits = S::kQueries * DIM / 8;  // of 16 bytes
 #pragma unroll 8
-  for (int i = tid; i < kUnits; i += S::kThreads) {
-    const int q = i / (DIM / 8), at = i % (DIM / 8) * 8;
-    uint4 x = make_uint4(0, 0, 0, 0);
-    if (q < queries) x = *reinterpret_cast<const uint4*>(flash_query<DIM>(f, tile, kv_head, first_query + q) + at);
-    *reinterpret_cast<uint4*>(sq + q * S::kStride + at) = x;
+    for (int i = tid; i < kUnits; i += S::kThreads) {
+      const int q = i / (DIM / 8), at = i % (DIM / 8) * 8;
+      uint4 x = make_uint4(0, 0, 0, 0);
+      if (q < queries) x = *reinterpret_cast<const uint4*>(flash_query<DIM>(f, tile, kv_head, first_query + q) + at);
+      *reinterpret_cast<uint4*>(sq + q * S::kStride + at) = x;
+    }
   }
 
   typename Unit::C o[MT][kColumnTiles];
@@ -319,6 +347,15 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
 #pragma unroll
     for (int i = 0; i < decltype(live)::value; ++i) {
       const int base = (wm * MT + i) * 16;
+      if constexpr (S::kHeld && !decltype(last)::value) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          const float scale = work[base + c_row(Unit{}, e)].scale;
+#pragma unroll
+          for (int n = 0; n < kColumnTiles; ++n) o[i][n].v[e] *= scale;
+        }
+        continue;
+      }
       FlashRow w[8];
       bool ends = false;
 #pragma unroll
@@ -390,6 +427,34 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
       }
     }
   };
+  // HELD: the warp's 16 queries x MT * 16 keys.
+  [[maybe_unused]] const auto multiply_held = [&](const auto* tile_k) {
+    if (held_query >= queries) return;
+    typename Unit::C c[MT];
+#pragma unroll
+    for (int n = 0; n < MT; ++n) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) c[n].v[e] = 0.0f;
+    }
+#pragma unroll
+    for (int k = 0; k < DIM / 16; ++k) {
+#pragma unroll
+      for (int n = 0; n < MT; ++n) {
+        typename Unit::B keys;
+        load_b_columns(keys, tile_k + (held_key + n * 16) * S::kStride + k * 16, S::kStride);
+        multiply(c[n], held[k], keys);
+      }
+      keep_order();
+    }
+#pragma unroll
+    for (int n = 0; n < MT; ++n) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const int row = held_query + c_row(Unit{}, e);
+        scores[row * S::kScores + held_key + n * 16 + c_column(Unit{}, e)] = a.scale * c[n].v[e];
+      }
+    }
+  };
   const auto multiply_values = [&](const uint16_t* tile_v, auto live) {
     constexpr int kLive = decltype(live)::value, kSteps = kAttentionTile / 16;
     typename Unit::A p[Unit::kDepth][kLive];
@@ -420,6 +485,7 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
         if (Unit::kDepth == 2 && n == 0 && k + 1 < kSteps) load_p(k + 1);
 #pragma unroll
         for (int i = 0; i < kLive; ++i) multiply(o[i][n], p[k % Unit::kDepth][i], v[step % Unit::kDepth]);
+        if constexpr (S::kHeld) keep_order();
       }
     }
   };
@@ -433,7 +499,11 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
       __syncthreads();
       packed.fetch_keys(t + STAGES);
     }
-    for_live([&](auto live) { multiply_keys(sk + buffer, live); });
+    if constexpr (S::kHeld) {
+      multiply_held(sk);
+    } else {
+      for_live([&](auto live) { multiply_keys(sk + buffer, live); });
+    }
     if constexpr (S::kUnpack) copy_async_wait<kOutstanding>();
     __syncthreads();
     if constexpr (S::kUnpack) {
@@ -448,12 +518,14 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
 #pragma unroll
     for (int i = 0; i < MT; ++i) {  // softmax
       if (i * 16 * WM >= queries) continue;
-      const int q = i * 16 * WM + tid / 8, lane = tid % 8;
+      const int thread = fresh(tid), q = i * 16 * WM + thread / 8, lane = thread % 8;
+      // HELD: a tree's tails leave most warps without a query. Rows of no query may hold any weights.
+      if (S::kHeld && !any_lane(q < queries)) continue;
       const KeyRange r = ranges[q];
       const int begin = r.begin - t * kAttentionTile, stop = r.end - t * kAttentionTile;  // keys begin <= j < stop
       const bool active = begin < kAttentionTile && stop > 0 && begin < stop;
       FlashRow w{1.0f, 0, 0.0f, 0.0f};
-      flush(i, q, active && seen[i] && t * kAttentionTile % r.segment == 0, &w);
+      if constexpr (!S::kHeld) flush(i, q, active && seen[i] && t * kAttentionTile % r.segment == 0, &w);
       float p[8];
       float top = -__builtin_inff();
 #pragma unroll
@@ -468,6 +540,7 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
         top = other > top ? other : top;
       }
       top = m[i] > top ? m[i] : top;
+      if constexpr (S::kHeld) sync_warp();  // all lanes have read their scores
       float sum = 0.0f;
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -484,7 +557,11 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
         m[i] = top;
         seen[i] = true;
       }
-      if (lane == 0) work[q] = w;
+      if constexpr (S::kHeld) {
+        if (lane == 0) work[q].scale = w.scale;
+      } else {
+        if (lane == 0) work[q] = w;
+      }
     }
     if constexpr (!S::kUnpack) copy_async_wait<kOutstanding>();
     __syncthreads();
@@ -532,6 +609,7 @@ void launch_flash(Stream& stream, FlashArgs f) {
   const AttentionArgs& a = f.a;
   const int g = a.q_heads / a.kv.heads;
   f.block_queries = S::kQueries;
+  f.spread = S::kHeld;
   f.bulk_blocks = (a.bulk_rows * g + S::kQueries - 1) / S::kQueries;
   f.tail_blocks = (a.tail_rows * g + S::kQueries - 1) / S::kQueries;
   const int items = a.kv.heads * (a.n_bulk * f.bulk_parts * f.bulk_blocks + a.n_tail * f.tail_blocks);
@@ -587,6 +665,11 @@ void launch_flash_dim(Stream& stream, const FlashArgs& f) {
     }
     if (queries > 32 && fits(flash_shared_bytes<Unit, DIM, 2, 3, 1, BLOCKS>(f.a.kv))) {
       return launch_flash<Unit, DIM, 2, 3, 1, BLOCKS>(stream, f);
+    }
+  }
+  if constexpr (Unit::kOneBuffer) {
+    if (queries > 32 && f.bulk_parts > 1 && fits(flash_shared_bytes<Unit, DIM, 3, 2, 1, BLOCKS>(f.a.kv))) {
+      return launch_flash<Unit, DIM, 3, 2, 1, BLOCKS>(stream, f);
     }
   }
   if (queries > 16 && fits(flash_shared_bytes<Unit, DIM, 1, 2, 1, BLOCKS>(f.a.kv))) {

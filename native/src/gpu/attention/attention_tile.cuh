@@ -338,8 +338,9 @@ struct PackedTiles {
     }
   }
   __device__ __forceinline__ void unpack(const PackedRows& rows, int t) {
-    unpack_tile<DIM, COPIED>(StridedTile<STRIDE>{tile}, rows, COPIED ? copied(rows, t) : nullptr, slots_of(t),
-                             TileShare<THREADS>{});
+    TileShare<THREADS> share;
+    if (!COPIED) share.tid = no_hoist(share.tid);
+    unpack_tile<DIM, COPIED>(StridedTile<STRIDE>{tile}, rows, COPIED ? copied(rows, t) : nullptr, slots_of(t), share);
   }
 };
 struct NoTiles {};

@@ -71,10 +71,14 @@ struct WmmaUnit {
   };
 };
 
+// The lane's part of its row, lane % 16, of which 16 halves begin here; anywhere in memory.
+template <class MAP>
+TND_DEVICE void load_a_row(WmmaOperand<MAP>& f, const uint16_t* row) {
+  load_wmma<MAP>(f.r, row, 16, static_cast<int>(lane_id()));
+}
 template <class MAP>
 TND_DEVICE void load_a(WmmaOperand<MAP>& f, const uint16_t* m, int stride) {
-  const int lane = static_cast<int>(lane_id());
-  load_wmma<MAP>(f.r, m + lane % 16 * stride, 16, lane);
+  load_a_row(f, m + static_cast<int>(lane_id()) % 16 * stride);
 }
 template <class MAP>
 TND_DEVICE void load_b_columns(WmmaOperand<MAP>& f, const uint16_t* m, int stride) {
