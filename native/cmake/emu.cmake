@@ -69,7 +69,7 @@ set(TND_ENGINE_TESTS engine_test engine_errors_test groups_test pages_test snaps
   dflash_golden_test)
 set(emu_engine_test_CASES bits_do_not tokens_before layer_shards snapshots_ blocks_ dense_ damaged wanted_outputs
   features_are)
-set(emu_pages_test_CASES forks_share pending_rows)
+set(emu_pages_test_CASES forks_share pending_rows joint_appends)
 set(emu_snapshot_parts_test_CASES parts_share parts_of_a_window)
 set(emu_model_test_CASES random_shape)
 set(emu_dflash_test_CASES incremental appends_ batched positions_ feature_order snapshots_ memory_cap demonstration_)

@@ -1,5 +1,8 @@
 // Pages of keys and values: how a pool is planned, what forks and snapshots share, when a page is copied before it is
 // written, what demotion moves, and that a call for which there are no pages changes nothing.
+#include <cstdlib>
+#include <cstring>
+
 #include "core/kv_type.h"
 #include "engine_util.h"
 #include "roles/kv_plan.h"
@@ -667,7 +670,9 @@ TEST(joint_appends_keep_the_contract_of_each_piece) {
   };
   const std::vector<int32_t> rows = {5, 130, 9, 65};
   CHECK(states(rows, true) == states(rows, false));
-  if (info.prompt_rows > 0) {  // the contracts differ here: the same rows in pieces of both have other bits
+  // In the emulation of a large card the contracts differ: the same rows in pieces of both have other bits. Products of
+  // Q8_0 have the same bits in both on cards with 99 KiB a block.
+  if (std::strcmp(info.backend, "emu") == 0 && std::getenv("TND_EMU_SHARED") == nullptr) {
     int32_t s = 0;
     e.ok(tnd_sequence_create(e.handle(), &s));
     for (int32_t at = 0; at < 65; at += 13) {
