@@ -321,16 +321,9 @@ void bench_attention(Bench* b) {
   };
   constexpr int32_t kF16 = static_cast<int32_t>(KvType::kF16), kQ8 = static_cast<int32_t>(KvType::kQ8_0),
                     kQ4 = static_cast<int32_t>(KvType::kQ4_0);
-  const Case cases[] = {{"", kF16, 1024},
-                        {"", kF16, 4096},
-                        {"", kF16, 8192},
-                        {"", kF16, 32768},
-                        {"", kF16, 131072},
-                        {" q8_0", kQ8, 1024},
-                        {" q8_0", kQ8, 8192},
-                        {" q8_0", kQ8, 32768},
-                        {" q4_0", kQ4, 32768},
-                        {" q4_0", kQ4, 131072}};
+  const Case cases[] = {{"", kF16, 1024},      {"", kF16, 4096},      {"", kF16, 8192},     {"", kF16, 32768},
+                        {"", kF16, 131072},    {" q8_0", kQ8, 1024},  {" q8_0", kQ8, 8192}, {" q8_0", kQ8, 32768},
+                        {" q4_0", kQ4, 32768}, {" q4_0", kQ4, 131072}};
   for (const auto& [type, kv_type, context] : cases) {
     const int layers = context > 8192 ? 4 : 16;
     const KvShape kv{kv_type, kv_type, kKvHeads, kHeadDim, context + 512};

@@ -382,8 +382,8 @@ TEST(the_page_holds_for_many_keys) {
       for (const KvType values : kKvTypes) {
         const bool halves = keys == KvType::kF16 && values == KvType::kF16;
         const bool scales = tnd::kv_quantised(keys) && tnd::kv_quantised(values);
-        const std::string group = std::string("attention_group, attention_merge") +
-                                  (tnd::kv_rotated(values) ? ", attention_unrotate" : "");
+        const std::string group =
+            std::string("attention_group, attention_merge") + (tnd::kv_rotated(values) ? ", attention_unrotate" : "");
         for (int rows = 1; rows <= kMostRows; ++rows) {
           const std::string few = attention(card, keys, values, rows), many = attention(card, keys, values, rows, true);
           const std::string want = card.hopper && rows <= 64 && (halves || scales) ? group : few;

@@ -6,8 +6,8 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 )
 
-// Bounds of events. They are checked here, and not by services/bounds.Check like other messages: its reflection took
-// longer than everything else that an event costs.
+// Bounds of events. They are checked here, and not by package bounds like other messages: its reflection took longer
+// than everything else that an event costs.
 const (
 	mostEvents = 64      // of a message
 	mostNodes  = 128     // of a round's tree

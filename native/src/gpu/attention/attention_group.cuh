@@ -13,205 +13,22 @@
 //
 // The first warpgroup of a block brings data: a warp each for K, V, queries, and the next unit. Of a cache in blocks of
 // codes (CODES) each of these warps copies the codes of 16 keys a tile or two ahead, unchanged, and unpacks them to the
-// tile of halves that wgmma reads; the last one brings units and queries, too. Each of the others has 64 queries,
-// a warp 16 from q k^T to p v. Their sums lie in registers; each thread folds the elements that it holds. The products of a warpgroup run while
-// another one has its softmax. Bound: memory up to about 64 queries, then matrix units for heads of 256, instructions of
-// the softmax for shorter ones; at short contexts, where segments are short, the folds.
+// tile of halves that wgmma reads; the last one brings units and queries, too. Each of the other warpgroups has 64
+// queries, a warp 16 from q k^T to p v. Their sums lie in registers; each thread folds the elements that it holds. The
+// products of a warpgroup run while another one has its softmax. Bound: memory up to about 64 queries, then matrix
+// units for heads of 256, instructions of the softmax for shorter ones; at short contexts, where segments are short,
+// the folds.
 #pragma once
 
 #include <algorithm>
 
-#include "gpu/attention/attention_flash.cuh"
+#include "gpu/attention/attention_group_codes.cuh"
 #include "gpu/attention/attention_softmax.cuh"
-#include "gpu/attention/attention_wgmma_tiles.cuh"
-#include "gpu/runtime/handover.h"
 
 #if defined(TND_GPU_EMU) || defined(TND_CUDA_WGMMA)
 
 namespace tnd::gpu {
 namespace {
-
-constexpr int kGroupThreads = 4 * TND_WARP;
-constexpr int kBeginThreads = 256;
-constexpr int kParts = kAttentionSegments - 1;  // of the keys before a tail
-constexpr int kUnits = 4;                       // that are known: whoever brings codes looks ahead by up to two
-
-// A unit of work, as the block's warps read it from shared memory.
-struct Unit {
-  AttentionTile tile;
-  int32_t kv_head, part, slot;
-  int32_t first_query, queries;
-  int32_t segment;                // size: rows with another one take no part; SPLIT: 0
-  int32_t first_tile, last_tile;  // none left: 0, 0
-  int32_t end;                    // of the positions that any query sees
-  int32_t turn, first_turn;       // number of this segment, and of the first one with keys
-};
-
-template <int DIM, bool CODES>
-struct GroupShape {
-  using Tiles = GroupTiles<DIM>;
-  static constexpr int kGroups = CODES || DIM == 256 ? 2 : 3;  // that multiply
-  static constexpr int kQueries = 64 * kGroups;
-  static constexpr int kDepth = (DIM == 256 ? 2 : 4) / (CODES ? 2 : 1);  // tiles of K and of V
-  static constexpr int kCopies = 2;                                      // tiles of codes of K and of V
-  static constexpr int kThreads = kGroupThreads * (kGroups + 1);
-  // A thread's registers.
-  static constexpr int kBringing = CODES ? (DIM == 256 ? 120 : 136) : kGroups == 2 ? 40 : 32,
-                       kMultiplying = CODES ? (DIM == 256 ? 192 : 184) : kGroups == 2 ? 232 : 160;
-  static_assert(kGroupThreads * (kBringing + kGroups * kMultiplying) <= 65536, "registers of a processor");
-
-  // Shared memory, from a boundary of kGroupAlign on.
-  static constexpr unsigned kKeys = kGroups * Tiles::kBytes, kValues = kKeys + kDepth * Tiles::kBytes,
-                            kState = kValues + kDepth * Tiles::kBytes;
-  struct State {
-    Barrier keys[kDepth], keys_read[kDepth], values[kDepth], values_read[kDepth];
-    Barrier queries, queries_read;
-    Barrier unit[kUnits], unit_read[kUnits];
-    Barrier key_codes[kCopies][4], value_codes[kCopies][4];  // CODES: of a warp's rows
-    Unit units[kUnits];
-  };
-  static constexpr unsigned kPacked = kState + (sizeof(State) + 127) / 128 * 128;  // copies of K, then of V
-  // A copy of a tile: codes [64][code bytes], heads [64][DIM / 32 words].
-  TND_HOST_DEVICE static constexpr int packed_row(KvType type) { return static_cast<int>(kv_code_bytes(type, DIM)); }
-  TND_HOST_DEVICE static constexpr int packed_head(KvType type) { return DIM / kKvBlock * 2 * kv_head_words(type); }
-  TND_HOST_DEVICE static constexpr int packed_bytes(KvType type) {
-    return kAttentionTile * (packed_row(type) + packed_head(type));
-  }
-  static constexpr unsigned shared_bytes(const KvShape& kv) {
-    unsigned bytes = kPacked + kGroupAlign;
-    if (CODES) {
-      bytes += kCopies * static_cast<unsigned>(packed_bytes(static_cast<KvType>(kv.k_type)) +
-                                               packed_bytes(static_cast<KvType>(kv.v_type)));
-    }
-    return bytes;
-  }
-};
-
-// A ring of N places has a barrier each for what came and for what was read; the user of number `use` waits for one.
-template <int N>
-TND_DEVICE void await_filled(const Barrier* filled, uint32_t use) {
-  barrier_wait(filled + use % N, use / N % 2);
-}
-template <int N>
-TND_DEVICE void await_free(const Barrier* read, uint32_t use) {
-  if (use >= N) barrier_wait(read + use % N, (use / N - 1) % 2);
-}
-
-// Calls take(unit) for the units of the next number, with segments of one size each: none, or up to two. Returns false
-// when there are no more. Called by a warp.
-template <int QUERIES, typename Take>
-TND_DEVICE bool next_units(const FlashArgs& f, const Take& take) {
-  const AttentionArgs& a = f.a;
-  const int lane = static_cast<int>(lane_id()), g = f.group.by;
-  const int bulk_items = a.n_bulk * a.kv.heads * f.bulk_blocks, tail_items = a.n_tail * a.kv.heads * f.tail_blocks;
-  const int number = shfl(lane == 0 ? take_unit(f.handed) : 0, 0);
-  if (number >= bulk_items * kParts + tail_items) return false;
-  const bool is_tail = number >= bulk_items * kParts;
-  Unit u{};
-  u.turn = is_tail ? 0 : number / bulk_items;
-  int item = is_tail ? number - bulk_items * kParts : number % bulk_items;
-  const int blocks = is_tail ? f.tail_blocks : f.bulk_blocks, block = item % blocks;
-  item /= blocks;
-  u.kv_head = item % a.kv.heads;
-  item /= a.kv.heads;
-  u.part = is_tail ? -1 : 0;
-  u.slot = is_tail ? f.slots - 1 : 0;
-  u.tile = is_tail ? a.tail[item] : a.bulk[item];
-  const int all = u.tile.rows * g;
-  u.first_query = block * QUERIES;
-  u.queries = all - u.first_query < QUERIES ? all - u.first_query : QUERIES;
-  if (u.queries <= 0) return true;
-
-  const int first_row = u.first_query / g, rows = (u.first_query + u.queries - 1) / g - first_row + 1;
-  for (int32_t size = 0;;) {
-    int32_t begin = 1 << 30, end = 0, larger = 1 << 30;  // positions; the next size that rows have
-    for (int row = lane; row < rows; row += TND_WARP) {
-      const KeyRange k = key_range(a.row_plans[u.tile.row + first_row + row], u.part, 1);
-      if (k.begin >= k.end) continue;
-      if (k.segment > size && k.segment < larger) larger = k.segment;
-      if (k.segment != size) continue;
-      begin = k.begin < begin ? k.begin : begin;
-      end = k.end > end ? k.end : end;
-    }
-#pragma unroll
-    for (int mask = TND_WARP / 2; mask > 0; mask /= 2) {
-      const int32_t b = shfl_xor(begin, mask), e = shfl_xor(end, mask), l = shfl_xor(larger, mask);
-      begin = b < begin ? b : begin;
-      end = e > end ? e : end;
-      larger = l < larger ? l : larger;
-    }
-    if (begin < end) {
-      Unit of = u;
-      of.segment = size;
-      of.end = end;
-      of.first_tile = begin / kAttentionTile;
-      of.last_tile = (end + kAttentionTile - 1) / kAttentionTile;
-      if (!is_tail) {
-        const int tiles = size / kAttentionTile, from = u.turn * tiles;
-        of.first_turn = of.first_tile / tiles;
-        if (from > of.first_tile) of.first_tile = from;
-        if (from + tiles < of.last_tile) of.last_tile = from + tiles;
-      }
-      if (of.first_tile < of.last_tile) take(of);
-    }
-    if (size == 1 << 30 || (larger == 1 << 30 && !is_tail)) return true;
-    size = larger;  // of tails, which are one segment: 1 << 30
-  }
-}
-
-// Calls take(unit) for the unit of a number of segments that run side by side, if it has keys. Returns false when there
-// are no more. Tails come first, since they take longest when contexts are short; then full blocks of queries before
-// the last ones of tiles, so that no processor takes two of these. Called by a warp.
-template <int QUERIES, typename Take>
-TND_DEVICE bool split_unit(const FlashArgs& f, int number, const Take& take) {
-  const AttentionArgs& a = f.a;
-  const int lane = static_cast<int>(lane_id()), g = f.group.by;
-  const int tails = a.n_tail * a.kv.heads, segments = a.n_bulk * a.kv.heads * kParts;
-  const bool is_tail = number < tails * f.tail_blocks;
-  if (!is_tail) number -= tails * f.tail_blocks;
-  if (!is_tail && number >= segments * f.bulk_blocks) return false;
-  const int items = is_tail ? tails : segments, block = number / items;
-  int item = number - block * items;
-  Unit u{};
-  u.kv_head = item % a.kv.heads;
-  item /= a.kv.heads;
-  u.part = is_tail ? -1 : item % kParts;
-  u.slot = is_tail ? f.slots - 1 : u.part;
-  u.tile = is_tail ? a.tail[item] : a.bulk[item / kParts];
-  const int all = u.tile.rows * g;
-  u.first_query = block * QUERIES;
-  u.queries = all - u.first_query < QUERIES ? all - u.first_query : QUERIES;
-  if (u.queries <= 0) return true;
-  const int first_row = u.first_query / g, rows = (u.first_query + u.queries - 1) / g - first_row + 1;
-  int32_t begin = 1 << 30, end = 0;  // positions that any query sees
-  for (int row = lane; row < rows; row += TND_WARP) {
-    const KeyRange k = key_range(a.row_plans[u.tile.row + first_row + row], u.part, kParts);
-    if (k.begin >= k.end) continue;
-    begin = k.begin < begin ? k.begin : begin;
-    end = k.end > end ? k.end : end;
-  }
-#pragma unroll
-  for (int mask = TND_WARP / 2; mask > 0; mask /= 2) {
-    const int32_t b = shfl_xor(begin, mask), e = shfl_xor(end, mask);
-    begin = b < begin ? b : begin;
-    end = e > end ? e : end;
-  }
-  if (begin >= end) return true;
-  u.end = end;
-  u.first_tile = begin / kAttentionTile;
-  u.last_tile = (end + kAttentionTile - 1) / kAttentionTile;
-  take(u);
-  return true;
-}
-
-// The keys that a row sees in a unit: none where its segments have another size.
-template <bool SPLIT>
-TND_DEVICE KeyRange range_in_unit(const Unit& u, const AttentionRow& row) {
-  if (SPLIT) return key_range(row, u.part, kParts);
-  KeyRange k = key_range(row, u.part, 1);
-  if (k.segment != u.segment) k.end = k.begin;
-  return k;
-}
 
 // ---- warps that bring data
 
@@ -237,11 +54,6 @@ TND_DEVICE void copy_tile(uint16_t* to, const uint16_t* rows, const TileSlots& s
       copy_async_16(Tiles::cell(to, key + i, unit), rows + int64_t{slot < 0 ? 0 : slot} * DIM, slot < 0 ? 0 : 16);
     }
   }
-}
-
-[[maybe_unused]] TND_DEVICE void arrive_once(Barrier* b) {
-  sync_warp();
-  if (lane_id() == 0) barrier_arrive(b);
 }
 
 // All tiles of K, or of V, of a cache of halves. Where segments run side by side, tiles older than the step are copied
@@ -274,38 +86,6 @@ TND_DEVICE void bring_tiles(const FlashArgs& f, typename GroupShape<DIM, false>:
   }
 }
 
-// Starts the copy of the queries of a unit.
-template <class S, int DIM>
-TND_DEVICE void copy_queries(const FlashArgs& f, typename S::State& state, uint32_t number, uint16_t* tiles) {
-  using Tiles = GroupTiles<DIM>;
-  const AttentionArgs& a = f.a;
-  constexpr int kPieces = DIM / 8, kRowsAtOnce = TND_WARP / kPieces;  // of 16 bytes
-  const int piece = static_cast<int>(lane_id()) % kPieces, g = f.group.by;
-  const Unit& u = state.units[number % kUnits];
-  const int queries = u.queries, first_row = u.first_query / g, first = u.first_query - first_row * g;
-  const uint16_t* from = static_cast<const uint16_t*>(a.q) +
-                         (int64_t{u.tile.row + first_row} * a.q_heads + u.kv_head * g) * DIM + piece * 8;
-  await_free<1>(&state.queries_read, number);
-  // Queries of a row follow each other; the next row's are `skip` further on.
-  const int64_t skip = int64_t{a.q_heads - g} * DIM;
-  int q = static_cast<int>(lane_id()) / kPieces, head = first + q;
-  from += int64_t{head} * DIM;
-  const auto end_row = [&] {
-    for (; head >= g; head -= g) from += skip;
-  };
-  end_row();
-#pragma unroll 4
-  for (; q < queries; q += kRowsAtOnce) {
-    copy_async_16(
-        Tiles::cell(tiles + q / 64 * (Tiles::kBytes / 2), static_cast<unsigned>(q % 64), static_cast<unsigned>(piece)),
-        from);
-    head += kRowsAtOnce;
-    from += kRowsAtOnce * DIM;
-    end_row();
-  }
-  copy_async_arrive(&state.queries);
-}
-
 template <class S, int DIM>
 TND_DEVICE void bring_queries(const FlashArgs& f, typename S::State& state, uint16_t* tiles) {
   for (uint32_t number = 0;; ++number) {
@@ -315,169 +95,6 @@ TND_DEVICE void bring_queries(const FlashArgs& f, typename S::State& state, uint
     arrive_once(state.unit_read + number % kUnits);
   }
 }
-
-// Makes units known, in order; one without tiles after the last one.
-template <class S, bool SPLIT>
-struct UnitBringer {
-  const FlashArgs& f;
-  typename S::State& state;
-  uint32_t known = 0;
-  int next = static_cast<int>(blockIdx.x);  // SPLIT: number of the unit that follows
-  bool more = true;
-
-  __device__ __forceinline__ UnitBringer(const FlashArgs& args, typename S::State& s) : f(args), state(s) {}
-
-  __device__ __forceinline__ void add(const Unit& u) {
-    await_free<kUnits>(state.unit_read, known);
-    if (lane_id() == 0) state.units[known % kUnits] = u;
-    arrive_once(state.unit + known % kUnits);
-    ++known;
-  }
-  // The units of the next number: none, or up to two.
-  __device__ __forceinline__ void step() {
-    const auto take = [&](const Unit& u) { add(u); };
-    if constexpr (SPLIT) {
-      more = split_unit<S::kQueries>(f, next, take);
-      next += static_cast<int>(gridDim.x);
-    } else {
-      await_free<kUnits>(state.unit_read, known);
-      more = next_units<S::kQueries>(f, take);
-    }
-    if (!more) add(Unit{});
-  }
-};
-
-// A warp's 16 keys of the tiles of K and V of a cache in blocks of codes. The last warp brings units and queries, too:
-// units when it is the first to need them, queries before the first tile of a unit, when all tiles of the unit before
-// are there.
-template <int DIM, bool SPLIT>
-struct CodeBringer {
-  using S = GroupShape<DIM, true>;
-  using Tiles = typename S::Tiles;
-  static constexpr int kRows = kAttentionTile / 4;
-  using Share = TileShare<TND_WARP, kRows, false>;
-
-  // A tile as wgmma reads it.
-  struct Target {
-    uint16_t* tile;
-    __device__ __forceinline__ uint16_t* cell(int key, int element) const {
-      return Tiles::cell(tile, static_cast<unsigned>(key), static_cast<unsigned>(element) / 8) + element % 8;
-    }
-  };
-
-  const FlashArgs& f;
-  typename S::State& state;
-  UnitBringer<S, SPLIT> units;
-  const bool leads;  // the last warp
-  Share share;
-  uint8_t* const copies;    // of tiles of K, then of V
-  PackedRows keys, values;  // of the unit that is copied
-  TileSlots slots;          // of the tile that is copied
-  uint32_t unit = 0;
-  int t = 0, last = 0, old = 0;
-  uint32_t copied = 0;  // tiles
-  uint32_t begins = 0;  // bit i: tile i of the copies is the first one of its unit
-  bool ended = false;
-
-  __device__ __forceinline__ CodeBringer(const FlashArgs& args, typename S::State& s, int warp, uint8_t* packed)
-      : f(args), state(s), units(args, s), leads(warp == 3), copies(packed) {
-    share.tid = static_cast<int>(lane_id());
-    share.first = warp * kRows;
-  }
-
-  // Goes to the next tile, of the next unit after the last one.
-  __device__ __forceinline__ void next() {
-    if (ended) return;
-    uint32_t begin = 0;
-    if (++t >= last) {
-      if (last > 0) arrive_once(state.unit_read + unit++ % kUnits);
-      while (leads && units.known <= unit) units.step();
-      await_filled<kUnits>(state.unit, unit);
-      const Unit& u = state.units[unit % kUnits];
-      t = u.first_tile, last = u.last_tile, old = u.tile.old;
-      ended = last == 0;
-      if (ended) return;
-      const AttentionArgs& a = f.a;
-      slots = tile_slots(a, u.tile, a.row_plans[u.tile.row], u.end);
-      keys = packed_rows<DIM>(a.kv.k_type, a.kv, a.cache.k, u.kv_head, copies);
-      values = packed_rows<DIM>(a.kv.v_type, a.kv, a.cache.v, u.kv_head,
-                                copies + S::kCopies * S::packed_bytes(keys.type));
-      begin = 1;
-    }
-    if (SPLIT && (t + 1) * kAttentionTile > old) wait_for_previous();
-    go_to_tile(slots, t);
-    const uint32_t place = copied++ % S::kCopies;
-    begins = (begins & ~(1u << place)) | begin << place;
-  }
-  __device__ __forceinline__ uint8_t* copy_of(const PackedRows& rows, uint32_t use) const {
-    return rows.copies + use % S::kCopies * S::packed_bytes(rows.type);
-  }
-  // Copies rows of `bytes`, of the slots that lanes hold; those of slot -1 become zeros.
-  template <typename Piece>
-  __device__ __forceinline__ void gather(uint8_t* into, const void* base, int bytes, int32_t slot_of_lane) const {
-    const int pieces = bytes / static_cast<int>(sizeof(Piece));  // of a row
-#pragma unroll 4
-    for (int begin = 0; begin < kRows * pieces; begin += TND_WARP) {
-      const int i = begin + share.tid, row = i / pieces % kRows;
-      const int32_t slot = shfl(slot_of_lane, row);
-      if (i >= kRows * pieces) continue;
-      Piece x{};
-      if (slot >= 0) x = static_cast<const Piece*>(base)[int64_t{slot} * pieces + i - row * pieces];
-      reinterpret_cast<Piece*>(into)[i] = x;
-    }
-  }
-  // Starts the copy of the tile of number `use`, if there is one.
-  __device__ __forceinline__ void copy(const PackedRows& rows, uint32_t use, Barrier (*codes)[4]) {
-    if (use >= copied) return;
-    const int row = S::packed_row(rows.type), head = S::packed_head(rows.type), first = share.first;
-    Barrier* there = &codes[use % S::kCopies][first / kRows];
-    uint8_t* to = copy_of(rows, use) + first * row;
-    uint8_t* heads = copy_of(rows, use) + kAttentionTile * row + first * head;
-    if (plain_tile(slots)) {
-      if (!one_of_warp()) return;
-      barrier_expect(there, static_cast<uint32_t>(kRows * (row + head)));
-      const int64_t slot = slots.base + first;
-      bulk_copy(to, rows.codes + slot * row, static_cast<uint32_t>(kRows * row), there);
-      bulk_copy(heads, reinterpret_cast<const uint8_t*>(rows.heads) + slot * head, static_cast<uint32_t>(kRows * head),
-                there);
-      return;
-    }
-    const int32_t slot_of_lane = slot_in(slots, first + share.tid % kRows);
-    gather<uint4>(to, rows.codes, row, slot_of_lane);
-    gather<uint32_t>(heads, rows.heads, head, slot_of_lane);
-    arrive_once(there);
-  }
-  // rows may be of a later unit: type and place of copies are the same.
-  __device__ __forceinline__ void unpack(const PackedRows& rows, uint32_t use, const Barrier (*codes)[4],
-                                         uint16_t* tiles, Barrier* filled, const Barrier* read) {
-    barrier_wait(&codes[use % S::kCopies][share.first / kRows], use / S::kCopies % 2);
-    await_free<S::kDepth>(read, use);
-    unpack_tile<DIM, true>(Target{tiles + use % S::kDepth * (Tiles::kBytes / 2)}, rows, copy_of(rows, use), slots,
-                           share);
-    show_to_wgmma();
-    arrive_once(filled + use % S::kDepth);
-  }
-
-  __device__ __forceinline__ void run(uint16_t* halves) {
-    uint32_t begun = 0;  // units whose queries are copied
-    for (uint32_t use = 0; use < S::kCopies; ++use) {
-      next();
-      copy(keys, use, state.key_codes);
-      copy(values, use, state.value_codes);
-    }
-    for (uint32_t use = 0; use < copied; ++use) {
-      if (leads && (begins >> use % S::kCopies & 1) != 0) {
-        wait_for_previous();
-        copy_queries<S, DIM>(f, state, begun++, halves);
-      }
-      unpack(keys, use, state.key_codes, halves + S::kKeys / 2, state.keys, state.keys_read);
-      next();
-      copy(keys, use + S::kCopies, state.key_codes);
-      unpack(values, use, state.value_codes, halves + S::kValues / 2, state.values, state.values_read);
-      copy(values, use + S::kCopies, state.value_codes);
-    }
-  }
-};
 
 // ---- warps that multiply
 
