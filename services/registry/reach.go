@@ -15,7 +15,7 @@ type Reachable interface {
 // Reach is the address of a worker as seen from this host. A socket that is not in this host's files is that of another
 // host: the worker is reached at its remote address then, where it has one.
 func Reach(w Reachable) string {
-	if !Here(w) && w.GetRemoteAddress() != "" {
+	if w.GetRemoteAddress() != "" && !Here(w) { // most workers have none, and need no look at files
 		return w.GetRemoteAddress()
 	}
 	return w.GetAddress()
