@@ -321,9 +321,9 @@ void bench_attention(Bench* b) {
   };
   constexpr int32_t kF16 = static_cast<int32_t>(KvType::kF16), kQ8 = static_cast<int32_t>(KvType::kQ8_0),
                     kQ4 = static_cast<int32_t>(KvType::kQ4_0);
-  const Case cases[] = {{"", kF16, 1024},      {"", kF16, 4096},      {"", kF16, 8192},     {"", kF16, 32768},
-                        {"", kF16, 131072},    {" q8_0", kQ8, 1024},  {" q8_0", kQ8, 8192}, {" q8_0", kQ8, 32768},
-                        {" q4_0", kQ4, 32768}, {" q4_0", kQ4, 131072}};
+  const Case cases[] = {{"", kF16, 1024},      {"", kF16, 4096},      {"", kF16, 8192},      {"", kF16, 32768},
+                        {"", kF16, 131072},    {" q8_0", kQ8, 1024},  {" q8_0", kQ8, 4096},  {" q8_0", kQ8, 8192},
+                        {" q8_0", kQ8, 32768}, {" q4_0", kQ4, 32768}, {" q4_0", kQ4, 131072}};
   for (const auto& [type, kv_type, context] : cases) {
     const int layers = context > 8192 ? 4 : 16;
     const KvShape kv{kv_type, kv_type, kKvHeads, kHeadDim, context + 512};
@@ -389,16 +389,19 @@ void bench_attention(Bench* b) {
       struct Form {
         const char* name;
         int shared;
-        bool wgmma, many_keys;
+        bool wgmma, many_keys, codes;
       };
       const bool wgmma = has_attention_wgmma(b->info);
-      const Form forms[] = {{"", b->info.shared_per_block, wgmma, false},
-                            {", many keys", b->info.shared_per_block, wgmma, true},
-                            {", small blocks", 99 << 10, false, false}};
+      const Form forms[] = {{"", b->info.shared_per_block, wgmma, false, false},
+                            {", many keys", b->info.shared_per_block, wgmma, true, false},
+                            {", codes", b->info.shared_per_block, wgmma, true, true},
+                            {", small blocks", 99 << 10, false, false, false},
+                            {", codes, small blocks", 99 << 10, false, false, true}};
       std::vector<float> outputs;  // of the first form: all have its bits
       for (const Form& form : forms) {
         if (form.many_keys && (!wgmma || rows > 64)) continue;
-        a.shared_per_block = form.shared, a.wgmma = form.wgmma, a.many_keys = form.many_keys;
+        if (form.codes && (kv_type == kF16 || rows > 64 || (rows > 1 && form.shared != forms[0].shared))) continue;
+        a.shared_per_block = form.shared, a.wgmma = form.wgmma, a.many_keys = form.many_keys, a.codes = form.codes;
         AttentionArgs plain = a;
         plain.forms = 0, plain.cache = caches[0];
         launch_attention(b->stream, plain);
@@ -409,7 +412,7 @@ void bench_attention(Bench* b) {
         if (std::memcmp(outputs.data(), got.data(), got.size() * sizeof(float)) != 0) {
           std::printf("attention %dK%s, rows %d%s: kernels DIFFER\n", context / 1024, type, rows, form.name);
         }
-        if (form.shared != forms[0].shared && rows == 1) continue;
+        if (form.shared != forms[0].shared && rows == 1 && kv_type == kF16) continue;
         const double us = b->time(layers, [&] {
           for (int i = 0; i < layers; ++i) {
             a.cache = caches[static_cast<size_t>(i)];

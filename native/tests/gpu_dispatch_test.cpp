@@ -348,6 +348,12 @@ TEST(the_page_names_the_kernels_that_are_launched) {
   }
 }
 
+// Types that attention_codes multiplies.
+bool stay_codes(KvType keys, KvType values) {
+  const auto codes = [](KvType type) { return type == KvType::kQ8_0 || type == KvType::kQ4_0; };
+  return codes(keys) && (values == keys || values == KvType::kQ4_0);
+}
+
 // Keys and values of two types run as the page says.
 TEST(the_page_holds_for_mixed_types) {
   for (const Card& card : cards()) {
@@ -358,7 +364,10 @@ TEST(the_page_holds_for_mixed_types) {
         const auto one_is = [&](KvType type) { return keys == type || values == type; };
         const bool scales = tnd::kv_quantised(keys) || tnd::kv_quantised(values);
         const bool both = tnd::kv_quantised(keys) && tnd::kv_quantised(values);
-        const KvType as = one_is(KvType::kF32) ? KvType::kF32 : both ? KvType::kQ4_0 : KvType::kBF16;
+        const KvType as = one_is(KvType::kF32)       ? KvType::kF32
+                          : stay_codes(keys, values) ? KvType::kQ4_0
+                          : both                     ? KvType::kQ4_1
+                                                     : KvType::kBF16;
         for (int rows = 1; rows <= kMostRows; ++rows) {
           const std::string got = attention(card, keys, values, rows);
           // 99 KiB have no room for whole tiles of halves beside 48 queries, unless the other ones are TQ3_0.
@@ -386,7 +395,12 @@ TEST(the_page_holds_for_many_keys) {
             std::string("attention_group, attention_merge") + (tnd::kv_rotated(values) ? ", attention_unrotate" : "");
         for (int rows = 1; rows <= kMostRows; ++rows) {
           const std::string few = attention(card, keys, values, rows), many = attention(card, keys, values, rows, true);
-          const std::string want = card.hopper && rows <= 64 && (halves || scales) ? group : few;
+          std::string want = card.hopper && rows <= 64 && (halves || scales) ? group : few;
+          if (card.hopper && stay_codes(keys, values) && rows * 4 <= 16) want = few;
+          const bool large = card.info.shared_per_block >= 227 << 10;
+          if (large && stay_codes(keys, values) && rows * 4 > 96 && rows * 4 <= 144) {
+            want = "attention_codes, attention_merge";
+          }
           CHECK_MSG(many == want, std::string(tnd::kv_type_name(static_cast<int32_t>(keys))) + " and " +
                                       tnd::kv_type_name(static_cast<int32_t>(values)) + ", " + std::to_string(rows) +
                                       " rows, " + kColumns[card.column] + " launch " + many + ", not " + want);

@@ -101,7 +101,8 @@ void add_slots(const KvShape& kv, const KvCache& cache, const std::vector<int32_
 template <class Unit>
 Status attend(Device& dev, const Shape& s, const KvShape& kv, const KvCache& cache, PlanBuilder& rows,
               const std::vector<float>& q, int shared, AttentionMode mode,
-              [[maybe_unused]] const std::vector<int>& fresh, std::vector<float>* out, bool many_keys = false) {
+              [[maybe_unused]] const std::vector<int>& fresh, std::vector<float>* out, bool many_keys = false,
+              bool codes = true) {
   const std::vector<AttentionGroupPlan> groups = rows.groups();
   AttentionStep step;
   step.plan({groups, rows.rows.data(), nullptr, nullptr}, rows.count());
@@ -128,7 +129,7 @@ Status attend(Device& dev, const Shape& s, const KvShape& kv, const KvCache& cac
   CHECK_OK(device_info(0, &info));
   a.wgmma = shared == kWide && has_attention_wgmma(info);
   a.processors = info.processors;
-  a.many_keys = many_keys;
+  a.many_keys = many_keys, a.codes = codes;
   if (mode == AttentionMode::kFlash) {
     launch_attention_flash<Unit>(dev.stream, a);
   } else {
@@ -177,10 +178,17 @@ std::vector<float> run_on(Device& dev, const Shape& s, const Pool& pool, const K
   PlanBuilder plan = rows.scattered(pool.same(rows));
   std::vector<float> out(q.size());
   CHECK_OK(attend<Unit>(dev, s, pool.kv, cache, plan, q, shared, mode, rows.olds, &out));
-  if (shared == kWide && mode == AttentionMode::kFlash && std::is_same_v<Unit, MmaUnit>) {
-    std::vector<float> other(q.size());  // of the form for many keys
-    CHECK_OK(attend<Unit>(dev, s, pool.kv, cache, plan, q, shared, mode, rows.olds, &other, true));
-    CHECK(same(other, out));
+  if (mode == AttentionMode::kFlash && std::is_same_v<Unit, MmaUnit>) {
+    struct Form {
+      bool many_keys, codes;
+    };
+    for (const Form form : {Form{false, false}, Form{true, false}, Form{true, true}}) {
+      if ((form.many_keys && shared != kWide) || (form.many_keys == form.codes && !in_blocks(pool.kv))) continue;
+      std::vector<float> other(q.size());
+      CHECK_OK(
+          attend<Unit>(dev, s, pool.kv, cache, plan, q, shared, mode, rows.olds, &other, form.many_keys, form.codes));
+      CHECK(same(other, out));
+    }
   }
   return out;
 }
@@ -470,7 +478,10 @@ TEST(blocks_have_the_bits_of_halves) {
   tree.tree(150, random_tree(&rng, 19));
   check_blocks<MmaUnit>({256, 1, 6}, kQ8, kQ8, tree, 169, &rng);
   check_blocks<MmaUnit>({128, 2, 4}, kQ4, kQ4, tree, 169, &rng);
+  check_blocks<MmaUnit>({128, 1, 6}, kQ4, kQ4, tree, 169, &rng);
+  check_blocks<MmaUnit>({256, 1, 6}, kQ8, kQ4, tree, 169, &rng);
   plain.append(300, 1);
+  check_blocks<MmaUnit>({128, 1, 3}, kQ8, kQ8, plain, 301, &rng);
   check_blocks<MmaUnit>({256, 1, 4}, kQ4, kQ8, plain, 301, &rng);
   check_blocks<MmaUnit>({128, 1, 2}, kQ8, kF16, plain, 301, &rng);
   chunk.append(60, 70);

@@ -76,9 +76,14 @@ struct AttentionStep {
   void plan(const AttentionPlan& plan, int rows);
 };
 
-// Steps with so many keys are faster by attention_group.cuh than by the other forms: measured on an H200, where both
-// take as long at about 10,000 (docs/speed-log/gpu-operations.md).
-inline constexpr int32_t kManyKeys = 16384;
+// Steps with so many keys are faster by attention_group.cuh, and wide ones over codes by attention_codes.cuh, than by
+// the other forms: measured on an H200, where over halves both take as long at about 10,000
+// (docs/speed-log/gpu-operations.md).
+inline constexpr int32_t kManyKeys = 16384, kManyCodes = 8192;
+inline int32_t many_keys(const KvShape& kv) {
+  const bool codes = kv_quantised(static_cast<KvType>(kv.k_type)) && kv_quantised(static_cast<KvType>(kv.v_type));
+  return codes ? kManyCodes : kManyKeys;
+}
 
 enum class AttentionMode { kExact, kFlash };
 // attention_mode picks the contract for a cache on a device. The same for every step of an engine.
@@ -117,7 +122,8 @@ struct AttentionArgs {
   uint64_t scratch_bytes = 0;
   int shared_per_block = 0;  // DeviceInfo::shared_per_block
   bool wgmma = false;        // has_attention_wgmma(), or not to use it
-  bool many_keys = false;    // a row sees kManyKeys or more
+  bool many_keys = false;    // a row sees many_keys() or more
+  bool codes = true;         // use attention_codes.cuh where it can be
   int processors = 0;        // DeviceInfo::processors, with wgmma
 };
 void launch_attention(Stream& stream, const AttentionArgs& args);

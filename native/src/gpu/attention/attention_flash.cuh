@@ -86,6 +86,33 @@ TND_DEVICE KeyRange key_range(const AttentionRow& r, int part, int parts) {
   return k;
 }
 
+// Widens `all` by what a row sees, if it sees anything.
+TND_DEVICE void widen(KeyRange& all, const KeyRange& row) {
+  if (row.begin >= row.end) return;
+  all.begin = row.begin < all.begin ? row.begin : all.begin;
+  all.end = row.end > all.end ? row.end : all.end;
+}
+inline constexpr KeyRange kNoKeys = {1 << 30, 0, 1};
+// The range of what all lanes of a warp hold.
+TND_DEVICE KeyRange warp_range(KeyRange k) {
+#pragma unroll
+  for (int mask = TND_WARP / 2; mask > 0; mask /= 2) {
+    const int32_t begin = shfl_xor(k.begin, mask), end = shfl_xor(k.end, mask);
+    k.begin = begin < k.begin ? begin : k.begin;
+    k.end = end > k.end ? end : k.end;
+  }
+  return k;
+}
+// The range of positions that any of `rows` rows from `first` on sees of a part of its keys. Called by a warp. Plans were
+// written before the previous launch began.
+TND_DEVICE KeyRange range_of_rows(const FlashArgs& f, int first, int rows, int part, int parts) {
+  KeyRange all = kNoKeys;
+  for (int row = static_cast<int>(lane_id()); row < rows; row += TND_WARP) {
+    widen(all, key_range(f.a.row_plans[first + row], part, parts));
+  }
+  return warp_range(all);
+}
+
 // FlashItem is the work of a block: queries [first_query, first_query + queries) of a tile of rows (rows x query heads
 // of a key/value head) over a part of their keys, to a slot of the partial results.
 struct FlashItem {
@@ -647,6 +674,9 @@ template <>
 bool launch_flash_group<false>(Stream& stream, const FlashArgs& f);
 template <>
 bool launch_flash_group<true>(Stream& stream, const FlashArgs& f);
+// launch_flash_codes launches the form of attention_codes.cuh, or nothing and returns false where keys or values have
+// another type, heads another size, or a block has too little shared memory.
+bool launch_flash_codes(Stream& stream, const FlashArgs& f);
 
 // The widest block of queries that is useful and fits.
 template <class Unit, int DIM, bool BLOCKS>
@@ -654,6 +684,7 @@ void launch_flash_dim(Stream& stream, const FlashArgs& f) {
   const int queries = std::max(f.a.bulk_rows, f.a.tail_rows) * (f.a.q_heads / f.a.kv.heads);
   const auto fits = [&](unsigned bytes) { return static_cast<int>(bytes) <= f.a.shared_per_block; };
   if constexpr (!Unit::kOneBuffer) {
+    if (BLOCKS && f.a.codes && f.bulk_parts > 1 && launch_flash_codes(stream, f)) return;
     const bool group = f.bulk_parts > 1 ? f.a.many_keys : queries > 32;
     if (f.a.wgmma && group && launch_flash_group<BLOCKS>(stream, f)) return;
     if (queries > 16 && f.bulk_parts > 1) {

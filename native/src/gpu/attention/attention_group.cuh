@@ -28,6 +28,10 @@
 #if defined(TND_GPU_EMU) || defined(TND_CUDA_WGMMA)
 
 namespace tnd::gpu {
+
+// Sets the numbers of handover.h to zero.
+void launch_attention_begin(Stream& stream, int32_t* handed, int n);
+
 namespace {
 
 // ---- warps that bring data
@@ -372,14 +376,6 @@ __global__ void __launch_bounds__(GroupShape<DIM, CODES>::kThreads, 1) attention
   }
 }
 
-// Sets the numbers of handover.h to zero.
-__global__ void __launch_bounds__(kBeginThreads) attention_begin_kernel(int32_t* handed, int n) {
-  let_next_start();
-  wait_for_previous();
-  const int i = static_cast<int>(blockIdx.x * kBeginThreads + threadIdx.x);
-  if (i < n) handed[i] = 0;
-}
-
 template <int DIM, bool CODES, bool SPLIT>
 bool launch_group_units(Stream& stream, FlashArgs f) {
   using S = GroupShape<DIM, CODES>;
@@ -391,13 +387,7 @@ bool launch_group_units(Stream& stream, FlashArgs f) {
   const int units = a.kv.heads * (a.n_bulk * f.bulk_blocks * kParts + a.n_tail * f.tail_blocks);
   int blocks = std::min(a.processors, units);
   if (!SPLIT) {
-    const int numbers = a.rows * a.q_heads + 1;
-    launch(stream,
-           {.grid = {static_cast<unsigned>((numbers + kBeginThreads - 1) / kBeginThreads)},
-            .block = {kBeginThreads},
-            .overlap = true,
-            .name = "attention_begin"},
-           attention_begin_kernel, f.handed, numbers);
+    launch_attention_begin(stream, f.handed, a.rows * a.q_heads + 1);
 #if defined(TND_GPU_EMU)
     blocks = 1;  // handover.h
 #endif

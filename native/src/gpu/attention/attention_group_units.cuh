@@ -11,7 +11,6 @@ namespace tnd::gpu {
 namespace {
 
 constexpr int kGroupThreads = 4 * TND_WARP;
-constexpr int kBeginThreads = 256;
 constexpr int kParts = kAttentionSegments - 1;  // of the keys before a tail
 constexpr int kUnits = 4;                       // that are known: whoever brings codes looks ahead by up to two
 
@@ -107,28 +106,26 @@ TND_DEVICE bool next_units(const FlashArgs& f, const Take& take) {
 
   const int first_row = u.first_query / g, rows = (u.first_query + u.queries - 1) / g - first_row + 1;
   for (int32_t size = 0;;) {
-    int32_t begin = 1 << 30, end = 0, larger = 1 << 30;  // positions; the next size that rows have
+    KeyRange seen = kNoKeys;
+    int32_t larger = 1 << 30;  // the next size that rows have
     for (int row = lane; row < rows; row += TND_WARP) {
       const KeyRange k = key_range(a.row_plans[u.tile.row + first_row + row], u.part, 1);
       if (k.begin >= k.end) continue;
       if (k.segment > size && k.segment < larger) larger = k.segment;
-      if (k.segment != size) continue;
-      begin = k.begin < begin ? k.begin : begin;
-      end = k.end > end ? k.end : end;
+      if (k.segment == size) widen(seen, k);
     }
+    seen = warp_range(seen);
 #pragma unroll
     for (int mask = TND_WARP / 2; mask > 0; mask /= 2) {
-      const int32_t b = shfl_xor(begin, mask), e = shfl_xor(end, mask), l = shfl_xor(larger, mask);
-      begin = b < begin ? b : begin;
-      end = e > end ? e : end;
+      const int32_t l = shfl_xor(larger, mask);
       larger = l < larger ? l : larger;
     }
-    if (begin < end) {
+    if (seen.begin < seen.end) {
       Unit of = u;
       of.segment = size;
-      of.end = end;
-      of.first_tile = begin / kAttentionTile;
-      of.last_tile = (end + kAttentionTile - 1) / kAttentionTile;
+      of.end = seen.end;
+      of.first_tile = seen.begin / kAttentionTile;
+      of.last_tile = (seen.end + kAttentionTile - 1) / kAttentionTile;
       if (!is_tail) {
         const int tiles = size / kAttentionTile, from = u.turn * tiles;
         of.first_turn = of.first_tile / tiles;
@@ -148,7 +145,7 @@ TND_DEVICE bool next_units(const FlashArgs& f, const Take& take) {
 template <int QUERIES, typename Take>
 TND_DEVICE bool split_unit(const FlashArgs& f, int number, const Take& take) {
   const AttentionArgs& a = f.a;
-  const int lane = static_cast<int>(lane_id()), g = f.group.by;
+  const int g = f.group.by;
   const int tails = a.n_tail * a.kv.heads, segments = a.n_bulk * a.kv.heads * kParts;
   const bool is_tail = number < tails * f.tail_blocks;
   if (!is_tail) number -= tails * f.tail_blocks;
@@ -166,23 +163,11 @@ TND_DEVICE bool split_unit(const FlashArgs& f, int number, const Take& take) {
   u.queries = all - u.first_query < QUERIES ? all - u.first_query : QUERIES;
   if (u.queries <= 0) return true;
   const int first_row = u.first_query / g, rows = (u.first_query + u.queries - 1) / g - first_row + 1;
-  int32_t begin = 1 << 30, end = 0;  // positions that any query sees
-  for (int row = lane; row < rows; row += TND_WARP) {
-    const KeyRange k = key_range(a.row_plans[u.tile.row + first_row + row], u.part, kParts);
-    if (k.begin >= k.end) continue;
-    begin = k.begin < begin ? k.begin : begin;
-    end = k.end > end ? k.end : end;
-  }
-#pragma unroll
-  for (int mask = TND_WARP / 2; mask > 0; mask /= 2) {
-    const int32_t b = shfl_xor(begin, mask), e = shfl_xor(end, mask);
-    begin = b < begin ? b : begin;
-    end = e > end ? e : end;
-  }
-  if (begin >= end) return true;
-  u.end = end;
-  u.first_tile = begin / kAttentionTile;
-  u.last_tile = (end + kAttentionTile - 1) / kAttentionTile;
+  const KeyRange seen = range_of_rows(f, u.tile.row + first_row, rows, u.part, kParts);
+  if (seen.begin >= seen.end) return true;
+  u.end = seen.end;
+  u.first_tile = seen.begin / kAttentionTile;
+  u.last_tile = (seen.end + kAttentionTile - 1) / kAttentionTile;
   take(u);
   return true;
 }

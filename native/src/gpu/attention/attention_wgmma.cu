@@ -155,16 +155,12 @@ TND_DEVICE void attend(const FlashArgs& f, const FlashItem& item, uint8_t* share
   const int first_row = item.first_query / f.group, rows = (item.first_query + queries - 1) / f.group - first_row + 1;
   const int first_of_lane = warp * 16 + lane / 4;
   LaneQuery query[2];
-  int32_t begin = 1 << 30, end = 0;
+  KeyRange seen = kNoKeys;
 #pragma unroll 1
   for (int row = 0; row < rows; row += TND_WARP) {
-    KeyRange k{1 << 30, 0, 1};
-    if (row + lane < rows) {
-      k = key_range(a.row_plans[tile.row + first_row + row + lane], item.part, kParts);
-      if (k.begin >= k.end) k.begin = 1 << 30, k.end = 0;
-    }
-    begin = k.begin < begin ? k.begin : begin;
-    end = k.end > end ? k.end : end;
+    KeyRange k = kNoKeys;
+    if (row + lane < rows) widen(k, key_range(a.row_plans[tile.row + first_row + row + lane], item.part, kParts));
+    widen(seen, k);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int q = first_of_lane + 8 * h, from = (item.first_query + q) / f.group - first_row - row;
@@ -172,13 +168,9 @@ TND_DEVICE void attend(const FlashArgs& f, const FlashItem& item, uint8_t* share
       if (q < queries && from >= 0 && from < TND_WARP) query[h].begin = b, query[h].end = e;
     }
   }
-#pragma unroll
-  for (int mask = TND_WARP / 2; mask > 0; mask /= 2) {
-    const int32_t b = shfl_xor(begin, mask), e = shfl_xor(end, mask);
-    begin = b < begin ? b : begin;
-    end = e > end ? e : end;
-  }
-  const int first_tile = begin / kTile, last_tile = (end + kTile - 1) / kTile;
+  seen = warp_range(seen);
+  const int end = seen.end;
+  const int first_tile = seen.begin / kTile, last_tile = (end + kTile - 1) / kTile;
   if (first_tile >= last_tile) return;
 
   shared = Tiles::aligned(shared);

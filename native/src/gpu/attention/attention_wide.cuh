@@ -75,23 +75,11 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
   uint16_t* sk = sq + f.block_queries * kStride;
   uint16_t* sv = BLOCKS ? sk : sk + kTile * kStride;
 
-  // Positions that any query of the block sees; every warp finds them. Plans were written before the previous
-  // launch began.
-  const int first_row = tile.row + item.first_query / g, last_row = tile.row + (item.first_query + queries - 1) / g;
-  int32_t begin = 1 << 30, end = 0;
-  for (int row = first_row + lane; row <= last_row; row += TND_WARP) {
-    const KeyRange k = key_range(a.row_plans[row], item.part, f.bulk_parts);
-    if (k.begin >= k.end) continue;
-    begin = k.begin < begin ? k.begin : begin;
-    end = k.end > end ? k.end : end;
-  }
-#pragma unroll
-  for (int mask = TND_WARP / 2; mask > 0; mask /= 2) {
-    const int32_t b = shfl_xor(begin, mask), e = shfl_xor(end, mask);
-    begin = b < begin ? b : begin;
-    end = e > end ? e : end;
-  }
-  const int first_tile = begin / kTile, last_tile = (end + kTile - 1) / kTile;
+  // Positions that any query of the block sees; every warp finds them.
+  const int first_row = item.first_query / g, rows = (item.first_query + queries - 1) / g - first_row + 1;
+  const KeyRange span = range_of_rows(f, tile.row + first_row, rows, item.part, f.bulk_parts);
+  const int end = span.end;
+  const int first_tile = span.begin / kTile, last_tile = (end + kTile - 1) / kTile;
   if (first_tile >= last_tile) return;
 
   const AttentionRow plan = a.row_plans[tile.row];

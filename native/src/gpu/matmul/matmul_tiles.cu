@@ -288,7 +288,7 @@ void launch_columns(Stream& stream, const MatmulGroup& group, MatmulJobs jobs, K
 
 bool has_matmul_tiles([[maybe_unused]] const MatmulGroup& group, [[maybe_unused]] const MatmulJobs& jobs) {
 #if defined(TND_GPU_HIP)
-  return false;  // 64 KB of shared memory hold fewer than two stages; matmul_rows.cu is arithmetic-bound anyway
+  return false;  // 64 KB of shared memory hold fewer than two stages; wide steps have matmul_slabs.cu
 #else
   return group.unit == 0 && shared_bytes<64>(jobs) <= group.shared_per_block;
 #endif

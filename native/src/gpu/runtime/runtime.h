@@ -46,7 +46,7 @@ namespace tnd::gpu {
 struct DeviceInfo {
   std::string name;          // of the card
   int major = 0, minor = 0;  // CUDA: compute capability; HIP: 11.0 for gfx1100; emulation 0
-  int processors = 0;        // SMs, CUs
+  int processors = 0;        // SMs; on AMD as the driver counts: WGPs on RDNA
   int shared_per_block = 0;  // bytes that a block may ask for (opt-in limit)
   int l2_bytes = 0;
   uint64_t total_bytes = 0;

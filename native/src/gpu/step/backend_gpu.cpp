@@ -641,7 +641,7 @@ void GpuBackend::attention(const AttentionLayer& w, int layer, const AttentionPl
   args.n_tail = static_cast<int>(step.tail.size());
   args.bulk_rows = step.bulk_rows;
   args.tail_rows = step.tail_rows;
-  args.many_keys = step.keys >= kManyKeys;
+  args.many_keys = step.keys >= many_keys(args.kv);
   args.q = query_;
   if (w.gated) {
     args.gate = io.q + dim;
