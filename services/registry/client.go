@@ -376,7 +376,7 @@ func sameLease(a, b *tandemv1.Lease) bool {
 	for i, p := range a.GetPeers() {
 		q := b.GetPeers()[i]
 		if p.GetWorkerId() != q.GetWorkerId() || p.GetAddress() != q.GetAddress() ||
-			p.GetRemoteAddress() != q.GetRemoteAddress() ||
+			p.GetRemoteAddress() != q.GetRemoteAddress() || p.GetSocketMadeUnixNs() != q.GetSocketMadeUnixNs() ||
 			p.GetModel().GetDigest() != q.GetModel().GetDigest() {
 			return false
 		}

@@ -10,6 +10,7 @@ import (
 type Reachable interface {
 	GetAddress() string
 	GetRemoteAddress() string
+	GetSocketMadeUnixNs() int64
 }
 
 // Reach is the address of a worker as seen from this host. A socket that is not in this host's files is that of another
@@ -21,14 +22,16 @@ func Reach(w Reachable) string {
 	return w.GetAddress()
 }
 
-// Here reports whether the address of a worker may be used on this host: it is no socket, or one that is there.
+// Here reports whether the address of a worker may be used on this host: it is no socket, or one that is there and not
+// that of another worker at the same path.
 func Here(w Reachable) bool {
 	path, ok := unixsocket.Path(w.GetAddress())
 	if !ok {
 		return true
 	}
-	_, err := os.Stat(path)
-	return err == nil
+	made := w.GetSocketMadeUnixNs()
+	info, err := os.Stat(path)
+	return err == nil && (made == 0 || made == info.ModTime().UnixNano())
 }
 
 // ReachedAt reports whether a worker is reached at an address, from its own host or from others.

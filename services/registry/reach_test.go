@@ -18,16 +18,25 @@ func TestReach(t *testing.T) {
 		t.Fatal(err)
 	}
 	const remote = "192.0.2.1:7"
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	made := info.ModTime().UnixNano()
 	for _, c := range []struct {
-		address, remote, want string
-		here                  bool
+		address, remote string
+		made            int64
+		want            string
+		here            bool
 	}{
-		{"unix://" + path, remote, "unix://" + path, true},
-		{"unix:///of/another/host", remote, remote, false},
-		{"unix:///of/another/host", "", "unix:///of/another/host", false},
-		{"192.0.2.2:8", "", "192.0.2.2:8", true},
+		{"unix://" + path, remote, made, "unix://" + path, true},
+		{"unix://" + path, remote, made + 1, remote, false}, // that of another host at the same path
+		{"unix://" + path, remote, 0, "unix://" + path, true},
+		{"unix:///of/another/host", remote, made, remote, false},
+		{"unix:///of/another/host", "", made, "unix:///of/another/host", false},
+		{"192.0.2.2:8", "", 0, "192.0.2.2:8", true},
 	} {
-		w := &tandemv1.Peer{Address: c.address, RemoteAddress: c.remote}
+		w := &tandemv1.Peer{Address: c.address, RemoteAddress: c.remote, SocketMadeUnixNs: c.made}
 		if got := Reach(w); got != c.want || Here(w) != c.here {
 			t.Errorf("%s, %q: %s, here %v", c.address, c.remote, got, Here(w))
 		}
@@ -43,8 +52,8 @@ func TestRemoteAddressIsTold(t *testing.T) {
 		h := newHub(ServerConfig{})
 		defer h.stop()
 		d, served := draft("d"), target("t") // of this host, and one on another
-		d.Address, d.RemoteAddress = "unix:///d", "192.0.2.1:1"
-		served.Address, served.RemoteAddress = "unix:///t", "192.0.2.1:2"
+		d.Address, d.RemoteAddress, d.SocketMadeUnixNs = "unix:///d", "192.0.2.1:1", 1
+		served.Address, served.RemoteAddress, served.SocketMadeUnixNs = "unix:///t", "192.0.2.1:2", 2
 		draft := join(t, h, d)
 		defer draft.stop()
 		w := join(t, h, served)
@@ -55,7 +64,7 @@ func TestRemoteAddressIsTold(t *testing.T) {
 			defer w.mu.Unlock()
 			return w.leases[len(w.leases)-1].GetPeers()
 		}
-		if p := told(); len(p) != 1 || p[0].GetRemoteAddress() != d.RemoteAddress {
+		if p := told(); len(p) != 1 || p[0].GetRemoteAddress() != d.RemoteAddress || p[0].GetSocketMadeUnixNs() != 1 {
 			t.Errorf("drafts of the lease: %v", p)
 		}
 		moved := proto.Clone(d).(*tandemv1.Registration)
@@ -66,7 +75,8 @@ func TestRemoteAddressIsTold(t *testing.T) {
 			t.Errorf("drafts of the lease when one has moved: %v", p)
 		}
 		list, err := h.srv.ListTargets(context.Background(), &tandemv1.ListTargetsRequest{})
-		if err != nil || len(list.GetTargets()) != 1 || list.GetTargets()[0].GetRemoteAddress() != served.RemoteAddress {
+		if err != nil || len(list.GetTargets()) != 1 || list.GetTargets()[0].GetRemoteAddress() != served.RemoteAddress ||
+			list.GetTargets()[0].GetSocketMadeUnixNs() != 2 {
 			t.Errorf("targets: %v, %v", list, err)
 		}
 	})

@@ -416,7 +416,8 @@ func (s *Server) lease(e *entry, seq uint64) *tandemv1.JoinResponse {
 	for _, id := range e.drafts {
 		d := s.workers[id].w.Registration
 		l.Peers = append(l.Peers, &tandemv1.Peer{WorkerId: id, Role: d.GetRole(),
-			Address: d.GetAddress(), RemoteAddress: d.GetRemoteAddress(), Model: d.GetModel()})
+			Address: d.GetAddress(), RemoteAddress: d.GetRemoteAddress(), SocketMadeUnixNs: d.GetSocketMadeUnixNs(),
+			Model: d.GetModel()})
 	}
 	return &tandemv1.JoinResponse{Lease: l}
 }
@@ -430,7 +431,8 @@ func (s *Server) ListTargets(context.Context, *tandemv1.ListTargetsRequest) (*ta
 			continue
 		}
 		out.Targets = append(out.Targets, &tandemv1.TargetEntry{WorkerId: w.ID, Address: r.GetAddress(),
-			RemoteAddress: r.GetRemoteAddress(), ModelDigest: r.GetModel().GetDigest(), ModelName: r.GetModel().GetName()})
+			RemoteAddress: r.GetRemoteAddress(), SocketMadeUnixNs: r.GetSocketMadeUnixNs(),
+			ModelDigest: r.GetModel().GetDigest(), ModelName: r.GetModel().GetName()})
 	}
 	return out, nil
 }

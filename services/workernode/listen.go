@@ -42,9 +42,14 @@ func name(r *tandemv1.Registration, f *Flags, listeners []net.Listener) {
 	reached := cmp.Or(f.Advertise, Address(listeners[len(listeners)-1]))
 	if len(listeners) == 1 {
 		r.Address = reached
-		return
+	} else {
+		r.Address, r.RemoteAddress = Address(listeners[0]), reached
 	}
-	r.Address, r.RemoteAddress = Address(listeners[0]), reached
+	if path, ok := unixsocket.Path(r.GetAddress()); ok {
+		if info, err := os.Stat(path); err == nil {
+			r.SocketMadeUnixNs = info.ModTime().UnixNano()
+		}
+	}
 }
 
 // addresses are those of a registration, for the log.

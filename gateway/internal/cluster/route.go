@@ -271,7 +271,8 @@ func (p *Pool) routed(l *Slot, d *Demand, now time.Time) {
 		p.add(l.w, func(n *Routed) { n.Named++ })
 		l.Peer = &tandemv1.PeerHint{
 			WorkerId: sender.info.ID, Address: sender.info.Registration.GetAddress(),
-			RemoteAddress: sender.info.Registration.GetRemoteAddress(), Tokens: int32(tokens),
+			RemoteAddress:    sender.info.Registration.GetRemoteAddress(),
+			SocketMadeUnixNs: sender.info.Registration.GetSocketMadeUnixNs(), Tokens: int32(tokens),
 		}
 	}
 	l.w.backlog += l.unread

@@ -168,8 +168,10 @@ type TargetEntry struct {
 	ModelName   string `protobuf:"bytes,4,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
 	// As Registration.remote_address.
 	RemoteAddress string `protobuf:"bytes,5,opt,name=remote_address,json=remoteAddress,proto3" json:"remote_address,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// As Registration.socket_made_unix_ns.
+	SocketMadeUnixNs int64 `protobuf:"varint,6,opt,name=socket_made_unix_ns,json=socketMadeUnixNs,proto3" json:"socket_made_unix_ns,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *TargetEntry) Reset() {
@@ -235,6 +237,13 @@ func (x *TargetEntry) GetRemoteAddress() string {
 		return x.RemoteAddress
 	}
 	return ""
+}
+
+func (x *TargetEntry) GetSocketMadeUnixNs() int64 {
+	if x != nil {
+		return x.SocketMadeUnixNs
+	}
+	return 0
 }
 
 type JoinRequest struct {
@@ -349,8 +358,11 @@ type Registration struct {
 	// host:port at which other hosts reach a worker whose address is a unix socket. Empty: nobody but those who see the
 	// socket reaches it, or address is not a socket.
 	RemoteAddress string `protobuf:"bytes,14,opt,name=remote_address,json=remoteAddress,proto3" json:"remote_address,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// When the socket at address was made, ns since 1970, by its file. Who finds another time at that path sees the socket
+	// of another worker, on another host. 0: not stated, or address is not a socket.
+	SocketMadeUnixNs int64 `protobuf:"varint,15,opt,name=socket_made_unix_ns,json=socketMadeUnixNs,proto3" json:"socket_made_unix_ns,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Registration) Reset() {
@@ -479,6 +491,13 @@ func (x *Registration) GetRemoteAddress() string {
 		return x.RemoteAddress
 	}
 	return ""
+}
+
+func (x *Registration) GetSocketMadeUnixNs() int64 {
+	if x != nil {
+		return x.SocketMadeUnixNs
+	}
+	return 0
 }
 
 // StagePlace is a stage of a target.
@@ -1537,8 +1556,10 @@ type Peer struct {
 	Model    *ModelInfo             `protobuf:"bytes,4,opt,name=model,proto3" json:"model,omitempty"`
 	// As Registration.remote_address.
 	RemoteAddress string `protobuf:"bytes,5,opt,name=remote_address,json=remoteAddress,proto3" json:"remote_address,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// As Registration.socket_made_unix_ns.
+	SocketMadeUnixNs int64 `protobuf:"varint,6,opt,name=socket_made_unix_ns,json=socketMadeUnixNs,proto3" json:"socket_made_unix_ns,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Peer) Reset() {
@@ -1606,6 +1627,13 @@ func (x *Peer) GetRemoteAddress() string {
 	return ""
 }
 
+func (x *Peer) GetSocketMadeUnixNs() int64 {
+	if x != nil {
+		return x.SocketMadeUnixNs
+	}
+	return 0
+}
+
 var File_tandem_v1_registry_proto protoreflect.FileDescriptor
 
 const file_tandem_v1_registry_proto_rawDesc = "" +
@@ -1613,18 +1641,19 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"\x18tandem/v1/registry.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"\x14\n" +
 	"\x12ListTargetsRequest\"G\n" +
 	"\x13ListTargetsResponse\x120\n" +
-	"\atargets\x18\x01 \x03(\v2\x16.tandem.v1.TargetEntryR\atargets\"\xad\x01\n" +
+	"\atargets\x18\x01 \x03(\v2\x16.tandem.v1.TargetEntryR\atargets\"\xdc\x01\n" +
 	"\vTargetEntry\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12!\n" +
 	"\fmodel_digest\x18\x03 \x01(\tR\vmodelDigest\x12\x1d\n" +
 	"\n" +
 	"model_name\x18\x04 \x01(\tR\tmodelName\x12%\n" +
-	"\x0eremote_address\x18\x05 \x01(\tR\rremoteAddress\"\x8d\x01\n" +
+	"\x0eremote_address\x18\x05 \x01(\tR\rremoteAddress\x12-\n" +
+	"\x13socket_made_unix_ns\x18\x06 \x01(\x03R\x10socketMadeUnixNs\"\x8d\x01\n" +
 	"\vJoinRequest\x12=\n" +
 	"\fregistration\x18\x01 \x01(\v2\x17.tandem.v1.RegistrationH\x00R\fregistration\x124\n" +
 	"\theartbeat\x18\x02 \x01(\v2\x14.tandem.v1.HeartbeatH\x00R\theartbeatB\t\n" +
-	"\amessage\"\xc6\x04\n" +
+	"\amessage\"\xf5\x04\n" +
 	"\fRegistration\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12#\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x0f.tandem.v1.RoleR\x04role\x12)\n" +
@@ -1640,7 +1669,8 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"\bnumerics\x18\v \x01(\tR\bnumerics\x12A\n" +
 	"\bsettings\x18\f \x03(\v2%.tandem.v1.Registration.SettingsEntryR\bsettings\x12-\n" +
 	"\x06stages\x18\r \x03(\v2\x15.tandem.v1.StagePlaceR\x06stages\x12%\n" +
-	"\x0eremote_address\x18\x0e \x01(\tR\rremoteAddress\x1a;\n" +
+	"\x0eremote_address\x18\x0e \x01(\tR\rremoteAddress\x12-\n" +
+	"\x13socket_made_unix_ns\x18\x0f \x01(\x03R\x10socketMadeUnixNs\x1a;\n" +
 	"\rSettingsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"x\n" +
@@ -1742,13 +1772,14 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"\tadmission\x18\b \x01(\x0e2\x14.tandem.v1.AdmissionR\tadmission\"3\n" +
 	"\aGateway\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
-	"\aaddress\x18\x02 \x01(\tR\aaddress\"\xb5\x01\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\"\xe4\x01\n" +
 	"\x04Peer\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12#\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x0f.tandem.v1.RoleR\x04role\x12\x18\n" +
 	"\aaddress\x18\x03 \x01(\tR\aaddress\x12*\n" +
 	"\x05model\x18\x04 \x01(\v2\x14.tandem.v1.ModelInfoR\x05model\x12%\n" +
-	"\x0eremote_address\x18\x05 \x01(\tR\rremoteAddress*a\n" +
+	"\x0eremote_address\x18\x05 \x01(\tR\rremoteAddress\x12-\n" +
+	"\x13socket_made_unix_ns\x18\x06 \x01(\x03R\x10socketMadeUnixNs*a\n" +
 	"\tAdmission\x12\x19\n" +
 	"\x15ADMISSION_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eADMISSION_OPEN\x10\x01\x12\x12\n" +

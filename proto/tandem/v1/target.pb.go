@@ -843,8 +843,10 @@ type PeerHint struct {
 	Tokens int32 `protobuf:"varint,3,opt,name=tokens,proto3" json:"tokens,omitempty"`
 	// Registration.remote_address.
 	RemoteAddress string `protobuf:"bytes,4,opt,name=remote_address,json=remoteAddress,proto3" json:"remote_address,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Registration.socket_made_unix_ns.
+	SocketMadeUnixNs int64 `protobuf:"varint,5,opt,name=socket_made_unix_ns,json=socketMadeUnixNs,proto3" json:"socket_made_unix_ns,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *PeerHint) Reset() {
@@ -903,6 +905,13 @@ func (x *PeerHint) GetRemoteAddress() string {
 		return x.RemoteAddress
 	}
 	return ""
+}
+
+func (x *PeerHint) GetSocketMadeUnixNs() int64 {
+	if x != nil {
+		return x.SocketMadeUnixNs
+	}
+	return 0
 }
 
 // CacheUse says what a request may take from the prefix cache and what it leaves there.
@@ -1643,12 +1652,13 @@ const file_tandem_v1_target_proto_rawDesc = "" +
 	"\bpriority\x18\r \x01(\x05R\bpriority\x12)\n" +
 	"\x05cache\x18\x0e \x01(\v2\x13.tandem.v1.CacheUseR\x05cache\x12'\n" +
 	"\x04peer\x18\x0f \x01(\v2\x13.tandem.v1.PeerHintR\x04peer\x12\x14\n" +
-	"\x05watch\x18\x10 \x01(\x04R\x05watch\"\x80\x01\n" +
+	"\x05watch\x18\x10 \x01(\x04R\x05watch\"\xaf\x01\n" +
 	"\bPeerHint\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x16\n" +
 	"\x06tokens\x18\x03 \x01(\x05R\x06tokens\x12%\n" +
-	"\x0eremote_address\x18\x04 \x01(\tR\rremoteAddress\"P\n" +
+	"\x0eremote_address\x18\x04 \x01(\tR\rremoteAddress\x12-\n" +
+	"\x13socket_made_unix_ns\x18\x05 \x01(\x03R\x10socketMadeUnixNs\"P\n" +
 	"\bCacheUse\x12\x10\n" +
 	"\x03off\x18\x01 \x01(\bR\x03off\x12\x1c\n" +
 	"\tisolation\x18\x02 \x01(\tR\tisolation\x12\x14\n" +
