@@ -44,6 +44,7 @@ constexpr Option kOptions[] = {
     {"kv-draft", "f16", "cache of the drafter"},
     {"cap", "24", "GiB of device memory"},
     {"batch", "512", "rows of a prompt's chunk"},
+    {"sequences", "", "numbers of sequences that decode together, each with the first context, such as 4,8,16"},
     {"runs", "20", "steps whose median is shown"},
     {"temperature", "0.7", "of the sampler of every row; 0: argmax"},
     {"top-p", "0.95", "of the sampler; 1: off"},
@@ -143,6 +144,9 @@ tnd_open_options open_options(const Options& o, uint32_t role, const SyntheticMo
   c.memory_cap_bytes = static_cast<uint64_t>(o.number("cap")) << 30;
   c.threads = o.number("threads");
   c.max_sequences = 1;
+  if (role == TND_ROLE_TARGET) {
+    for (const int n : o.numbers("sequences")) c.max_sequences = std::max(c.max_sequences, n);
+  }
   c.max_context = context;
   c.max_tree_rows = 23;
   c.max_batch_rows = o.number("batch");
@@ -212,15 +216,13 @@ class Target {
     kv_bytes_ = static_cast<double>(info.kv_bytes_per_token);
     state_bytes_ = static_cast<double>(info.state_bytes_per_sequence);
     prompt_rows_ = info.prompt_rows;
-    check(e_, tnd_sequence_create(e_, &sequence_), "sequence");
-    tnd_sampler sampler{};  // every row is sampled as a chat would
-    sampler.struct_size = sizeof sampler;
-    sampler.temperature = o.temperature();
-    sampler.top_p = o.top_p();
-    sampler.top_k = o.number("top-k");
-    sampler.repetition_penalty = 1;
-    sampler.seed = 7;
-    check(e_, tnd_sequence_sampler(e_, sequence_, &sampler), "sampler");
+    sampler_.struct_size = sizeof sampler_;  // every row is sampled as a chat would
+    sampler_.temperature = o.temperature();
+    sampler_.top_p = o.top_p();
+    sampler_.top_k = o.number("top-k");
+    sampler_.repetition_penalty = 1;
+    sampler_.seed = 7;
+    create();
   }
   ~Target() { tnd_close(e_); }
   Target(const Target&) = delete;
@@ -245,8 +247,9 @@ class Target {
   }
 
   // Weights, state read and written once, the cache read once and the rows' own K/V written.
-  double bytes(int rows) const {
-    return static_cast<double>(model_.read_bytes()) + 2 * state_bytes_ + kv_bytes_ * (length_ + rows);
+  double bytes(int rows, int sequences = 1) const {
+    return static_cast<double>(model_.read_bytes()) + sequences * (2 * state_bytes_ + kv_bytes_ * length_) +
+           kv_bytes_ * rows;
   }
   double operations(int rows) const {
     double attention = 0;
@@ -281,6 +284,34 @@ class Target {
     return now_ms() - start;
   }
 
+  // Adds sequences of as many positions as the first one has, until there are n.
+  void add_sequences(int n, int chunk) {
+    const Sequence first{sequence_, length_};
+    while (static_cast<int>(others_.size()) + 1 < n) {
+      create();
+      length_ = 0;
+      prefill(first.length, chunk);
+      others_.push_back({sequence_, length_});
+      sequence_ = first.id, length_ = first.length;
+    }
+  }
+  // A token of each of n sequences in one step; ms.
+  double together(int n) {
+    const double start = now_ms();
+    rows_.clear();
+    std::vector<tnd_group> groups;
+    for (int i = 0; i < n; ++i) {
+      const Sequence of = i == 0 ? Sequence{sequence_, length_} : others_[static_cast<size_t>(i - 1)];
+      rows_.push_back(tnd_row{token(), of.length, -1, TND_WANT_TOKEN, 0, 0, -1});
+      groups.push_back(tnd_group{of.id, 1, TND_GROUP_DECODE, TND_GROUP_COMMIT, nullptr, 0, 0, 0});
+    }
+    tokens_.resize(rows_.size());
+    step(groups);
+    ++length_;
+    for (int i = 1; i < n; ++i) ++others_[static_cast<size_t>(i - 1)].length;
+    return now_ms() - start;
+  }
+
   // A step of n rows of which `keep` stay; tree: every second row hangs off its grandparent.
   double round(int n, bool tree, int keep) {
     const double start = now_ms();
@@ -306,27 +337,41 @@ class Target {
   }
 
  private:
+  struct Sequence {
+    int32_t id;
+    int length;
+  };
+
+  void create() {
+    check(e_, tnd_sequence_create(e_, &sequence_), "sequence");
+    check(e_, tnd_sequence_sampler(e_, sequence_, &sampler_), "sampler");
+  }
+  int32_t token() {
+    random_ = random_ * 1664525u + 1013904223u;
+    return static_cast<int32_t>((random_ >> 8) % static_cast<uint32_t>(shape_.vocab));
+  }
+
   template <typename Parent>
   void make_rows(int n, Parent parent) {
     rows_.resize(static_cast<size_t>(n));
     for (int i = 0; i < n; ++i) {
       const int p = parent(i);
       const int position = p < 0 ? length_ : rows_[static_cast<size_t>(p)].position + 1;
-      random_ = random_ * 1664525u + 1013904223u;
-      const auto token = static_cast<int32_t>((random_ >> 8) % static_cast<uint32_t>(shape_.vocab));
-      rows_[static_cast<size_t>(i)] = tnd_row{token, position, p, TND_WANT_TOKEN, 0, 0, -1};
+      rows_[static_cast<size_t>(i)] = tnd_row{token(), position, p, TND_WANT_TOKEN, 0, 0, -1};
     }
     tokens_.resize(rows_.size());
   }
 
   // Commits a path of the pending rows, then runs rows_.
   void step(uint32_t kind, uint32_t flags, const std::vector<int32_t>& path = {}) {
-    const tnd_group group{sequence_,   static_cast<int32_t>(rows_.size()), kind, flags,
-                          path.data(), static_cast<int32_t>(path.size()),  0,    0};
+    step({{sequence_, static_cast<int32_t>(rows_.size()), kind, flags, path.data(), static_cast<int32_t>(path.size()),
+           0, 0}});
+  }
+  void step(const std::vector<tnd_group>& groups) {
     tnd_step s{};
     s.struct_size = sizeof s;
-    s.n_groups = 1;
-    s.groups = &group;
+    s.n_groups = static_cast<int32_t>(groups.size());
+    s.groups = groups.data();
     s.n_rows = static_cast<int32_t>(rows_.size());
     s.rows = rows_.data();
     s.tokens = tokens_.data();
@@ -338,8 +383,10 @@ class Target {
   const SyntheticShape& shape_;
   const SyntheticModel& model_;
   tnd_engine* e_;
+  tnd_sampler sampler_{};
   int32_t sequence_ = -1;
   int length_ = 0;
+  std::vector<Sequence> others_;
   double kv_bytes_ = 0, state_bytes_ = 0;
   int32_t prompt_rows_ = 0;
   uint32_t random_ = 1;
@@ -405,13 +452,14 @@ class Drafter {
 
 // Runs and prints one kind of step. Returns its median ms.
 template <typename F>
-double phase(const Options& o, const Rates& rates, Target& t, const std::string& name, int rows, int tokens, F&& run) {
+double phase(const Options& o, const Rates& rates, Target& t, const std::string& name, int rows, int tokens, F&& run,
+             int sequences = 1) {
   for (int i = 0; i < 3; ++i) run();
   const Stats before(t.engine());
   std::vector<double> times;
   for (int i = 0; i < o.number("runs"); ++i) times.push_back(run());
   const double ms = median(times);
-  line(rates, name, ms, t.bytes(rows), t.operations(rows), 1e3 / ms * tokens);
+  line(rates, name, ms, t.bytes(rows, sequences), t.operations(rows), 1e3 / ms * tokens);
   Stats(t.engine()).print(before, o.number("runs"));
   if (o.number("timeline") > 0) {
     const std::string fault = tnd::bench::show_timeline(o.text("device").c_str(), run);
@@ -462,6 +510,12 @@ void run_target(const Options& o, const Rates& rates, const SyntheticShape& shap
     const double tree = phase(o, rates, t, "tree, 23 rows, 8 kept", 23, 8, [&] { return t.round(23, true, 8); });
     std::printf("    chain of 8 / plain %.3f   chain / plain %.3f   tree / plain %.3f\n", few / plain, chain / plain,
                 tree / plain);
+    for (const int n : context == contexts.front() ? o.numbers("sequences") : std::vector<int>()) {
+      t.add_sequences(n, o.number("batch"));
+      const double all =
+          phase(o, rates, t, "plain, " + std::to_string(n) + " sequences", n, n, [&] { return t.together(n); }, n);
+      std::printf("    %d sequences / 1: %.2f x the tokens\n", n, n * plain / all);
+    }
     if (!drafter) continue;
     t.fuse(draft, draft_model->path());  // steps at later contexts then pay for features, too
     drafter->fill(t.length());
