@@ -71,9 +71,12 @@
 // commits 1 + the sum over j <= k of the product of j rates. Matches exist in some rounds only. So k is chosen for the
 // largest gain over the speed of the text without this lookup: tokens less seconds times that speed.
 //
-// A draft has to beat decoding without it, lookups included. That speed is measured along every text, also while the
-// draft is used. A draft's full block is lengthened by lookup: tokens are appended while their probability, the
-// proposal's included, is worth their row at the speed of the round's plan.
+// A draft has to beat decoding without it, lookups included. That speed, S tokens a second, is measured along every
+// text, also while the draft is used. Lookups go on beside a draft. So its round is compared with the plain round in
+// its place, both at that speed, and is taken if E - S (D + V(n)) > 1 - S V(1).
+//
+// A draft's full block is lengthened by lookup: tokens are appended while their probability, the proposal's included,
+// is worth their row at the speed of the round's plan.
 //
 // # Calibration and priors
 //
