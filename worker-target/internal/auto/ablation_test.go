@@ -212,6 +212,7 @@ func TestAblation(t *testing.T) {
 	const seeds = 7
 	texts := goldenTexts(t)
 	least := map[string]float64{
+		"card, calibration and priors":  0.99,
 		"demonstration cluster, lookup": 1.08, "demonstration cluster, priors": 1.03,
 		"demonstration cluster, new prompts, calibration":                     1.015,
 		"card, start measured wide steps as 3 times as long, corrected times": 1.15,

@@ -237,7 +237,7 @@ func (p *Policy) Next(length, limit, matched int) Plan {
 	p.trying = false
 	if without {
 		if !p.plain {
-			p.hold()
+			p.hold(length)
 		}
 		p.plain, p.starting = true, false
 		if trial, ok := p.instead(best, probe, token, outlook, length, limit); ok {

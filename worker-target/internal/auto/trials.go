@@ -31,12 +31,19 @@ func (p *Policy) compare(best estimate, token float64) (outlook float64, without
 }
 
 // hold begins decoding without the draft. A request whose prior is against the draft waits longer before it tries it.
-func (p *Policy) hold() {
+func (p *Policy) hold(length int) {
 	p.least = leastGap
 	if p.m.priors.has(&p.promptPrefix, p.last) {
-		p.least = lateGap
+		p.least = int(clamp(lateRounds*p.failed(length), leastGap, mostGap))
 	}
 	p.gap = max(p.gap, p.least)
+}
+
+// failed is what a round with the draft's whole block costs beyond a plain round, in plain rounds: what is lost where
+// it commits one token.
+func (p *Policy) failed(length int) float64 {
+	c := &p.m.costs
+	return (c.draft(p.block)+p.price(min(p.block, p.maxRows), length))/max(c.plainRound(length), 1e-9) - 1
 }
 
 // instead plans a trial for a request that is faster without the draft, at token seconds a token, than with the best of
