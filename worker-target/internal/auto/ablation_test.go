@@ -75,6 +75,8 @@ var settings = []setting{
 		without: []string{"corrected times"}},
 	{name: "cluster, the draft improves", machine: goldenWorld, wrong: 1, clients: 1, later: true,
 		without: []string{"probes and trials"}},
+	{name: "card, the draft improves", machine: goldenCard, wrong: 1, clients: 1, later: true,
+		without: []string{"probes and trials"}},
 	{name: "card, 4 requests at a time", machine: goldenCard, wrong: 1, clients: 4,
 		without: []string{"narrowing with load", "price of waiting", "lookup", "draft"}},
 	{name: "card, 8 requests at a time", machine: goldenCard, wrong: 1, clients: 8,

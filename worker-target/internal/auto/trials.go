@@ -1,6 +1,10 @@
 package auto
 
-import "github.com/tandem-inference/tandem/services/ddtree"
+import (
+	"math"
+
+	"github.com/tandem-inference/tandem/services/ddtree"
+)
 
 // Held reports whether a request that has not begun, at a context of length tokens and with a largest useful block of
 // limit rows, will first be decoded without the draft. No features are sent to such a draft until it is asked.
@@ -109,12 +113,18 @@ func (m *Model) reprice() {
 	m.calibration, m.losing, m.probeCost, m.wasted = [outcomes]gauge{}, rate{}, 0, 0
 }
 
-// trialShare is the part of the time of plain rounds that may be spent on probes and trials.
-func (m *Model) trialShare() float64 {
-	if m.wasted < wastedTrials {
-		return mostTrialShare
+// trialShare is the part of the time of plain rounds that may be spent on probes and trials. To try n times as often
+// costs n trials, and finds a draft that has improved in 1/n of the time. The sum is least where n falls with the root
+// of a trial's cost, so that their share of the time rises with it.
+func (p *Policy) trialShare(length int) float64 {
+	share := mostTrialShare
+	if p.m.wasted >= fewTrials {
+		share *= math.Sqrt(clamp(p.failed(length)/dearTrial, 0, 1))
 	}
-	return wastedShare
+	if p.m.wasted >= wastedTrials {
+		share = min(share, wastedShare)
+	}
+	return share
 }
 
 // affords reports whether the ledger allows a trial at a cost. A cost above the ledger's bound is allowed by a
