@@ -35,14 +35,19 @@ func (p *Policy) correction() float64 {
 }
 
 // outlook is the expected speed of the best plan in tokens a second, where a token takes token seconds without the
-// draft. A request's first round has no evidence but the prior, which counts as it is. In later rounds the request has
-// estimates of its own, and the prior corrects them.
+// draft. A request's first round has no evidence but the prior, which counts as it is: it compares the same tokens. In
+// later rounds the request has estimates of its own, and the prior corrects them.
+//
+// A round with the draft stands where decoding without it has a plain round: where lookup has a match, either uses it.
+// That plain round commits fewer tokens than decoding without the draft does on average in its time. The difference
+// counts as tokens of the draft's round.
 func (p *Policy) outlook(best estimate, token float64) float64 {
-	unit, lean := best.speed(), p.correction()
+	saved := (p.bare() - 1) / best.seconds
 	if p.last == untried {
-		unit, lean = 1/token, lean*best.speed()*token
+		lean := (p.correction()*best.speed() + saved) * token
+		return p.m.priors.mean(&p.promptPrefix, untried, lean) / token
 	}
-	return unit * p.m.priors.mean(&p.promptPrefix, p.last, lean)
+	return best.speed()*p.m.priors.mean(&p.promptPrefix, p.last, p.correction()) + saved
 }
 
 // settle compares the tokens of a round with a proposal, whose step had a price of so many seconds, with the predicted

@@ -71,9 +71,12 @@
 // commits 1 + the sum over j <= k of the product of j rates. Matches exist in some rounds only. So k is chosen for the
 // largest gain over the speed of the text without this lookup: tokens less seconds times that speed.
 //
-// A draft has to beat decoding without it, lookups included. That speed is measured along every text, also while the
-// draft is used. A draft's full block is lengthened by lookup: tokens are appended while their probability, the
-// proposal's included, is worth their row at the speed of the round's plan.
+// A draft has to beat decoding without it, lookups included. That speed, S tokens a second, is measured along every
+// text, also while the draft is used. Lookups go on beside a draft. So its round is compared with the plain round in
+// its place, both at that speed, and is taken if E - S (D + V(n)) > 1 - S V(1).
+//
+// A draft's full block is lengthened by lookup: tokens are appended while their probability, the proposal's included,
+// is worth their row at the speed of the round's plan.
 //
 // # Calibration and priors
 //
@@ -104,10 +107,11 @@
 //
 // The ledger of probes and trials belongs to the worker. Rounds add 3 % of their time; a probe or trial subtracts its
 // cost, including the slower plain step after it. Where rounds cost little more than plain steps no single trial looks
-// hopeless: after 128 trials in a row with little gain, rounds add half of that until one gains more. Savings are
-// capped at half a chain round, so that gains in other requests are not spent on one request. Debt is bounded by one
-// round of the most expensive plan; the rest of the cost of a proposal that hung is dropped. A request in which even a
-// trial is far from break-even waits twice as long for the next one. The same ledger pays for rounds of a plan that has
-// not run for
-// a while.
+// hopeless, and 3 % are many trials. So after 8 trials in a row with little gain, rounds add less where a failed trial
+// costs less than three plain steps: in proportion to the root of that cost. After 128, they add half of the 3 % at
+// most, until one gains more. Savings are capped at half a chain round, so that gains in other requests are not spent
+// on one request. Debt is bounded by one round of the most expensive plan; the rest of the cost of a proposal that hung
+// is dropped. A request in which even a trial is far from break-even waits twice as long for the next one; one whose
+// prior is against the draft waits for the first in proportion to the cost of a failed one. The same ledger pays for
+// rounds of a plan that has not run for a while.
 package auto

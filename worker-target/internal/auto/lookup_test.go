@@ -162,3 +162,23 @@ func TestLookupNoAllocation(t *testing.T) {
 		t.Errorf("%v allocations a round", n)
 	}
 }
+
+// TestDraftReplacesPlainRounds: where lookup gains much, a round with the draft is compared with the plain round in its
+// place, at the speed of decoding without the draft. It need not be as fast as that speed itself.
+func TestDraftReplacesPlainRounds(t *testing.T) {
+	m := calibrated(goldenCard())
+	p := m.NewRequest(worldBlock, worldBlock, nil)
+	p.last, p.lookups.pace = poorly, pace{tokens: 1.6e6, rounds: 1e6} // lookup makes 1.6 times plain decoding
+	plain := m.costs.plainRound(100)
+	token := p.tokenCost(100)
+	for _, test := range []struct {
+		tokens  float64
+		without bool
+	}{{1.7, true}, {1.9, false}} {
+		// A round of 1.43 plain ones costs 0.43 * 1.6 = 0.69 tokens more than a plain one, and with the margin 0.80.
+		best := estimate{tokens: test.tokens, seconds: 1.43 * plain}
+		if _, without := p.compare(best, token); without != test.without {
+			t.Errorf("rounds of %.1f tokens: without the draft %v, want %v", test.tokens, without, test.without)
+		}
+	}
+}

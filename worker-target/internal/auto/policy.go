@@ -10,10 +10,11 @@ import (
 const (
 	// mostTrialShare of the time of plain rounds may be spent on probes and trials.
 	mostTrialShare = 0.03
-	// wastedShare is that part once a worker's last wastedTrials trials of requests that decode without the draft all
-	// committed less than useful times what plain decoding makes in their time. Raising either finds an improved draft
-	// sooner, and costs more with one that never improves.
-	wastedShare, wastedTrials, useful = mostTrialShare / 2, 128, 2
+	// A trial of a request that decodes without the draft is wasted if it commits less than useful times what plain
+	// decoding makes in its time. After fewTrials of them in a row, that part falls with the cost of a failed trial where
+	// that is below dearTrial plain rounds (trials.go). After wastedTrials it is wastedShare at most. Raising the counts
+	// finds an improved draft sooner, and costs more with one that never improves.
+	useful, fewTrials, dearTrial, wastedTrials, wastedShare = 2, 8, 3, 128, mostTrialShare / 2
 	// creditRounds caps the ledger, in chain rounds, so that the savings of an hour of good drafts are not spent on the
 	// first request that the draft predicts badly.
 	creditRounds = 0.5
@@ -237,7 +238,7 @@ func (p *Policy) Next(length, limit, matched int) Plan {
 	p.trying = false
 	if without {
 		if !p.plain {
-			p.hold()
+			p.hold(length)
 		}
 		p.plain, p.starting = true, false
 		if trial, ok := p.instead(best, probe, token, outlook, length, limit); ok {
@@ -432,7 +433,7 @@ func (p *Policy) Observe(r *Round) {
 			p.charge(price-p.barePrice(r.Rows, r.Length), r.Length)
 		}
 		if p.block > 0 { // a request without a draft earns no trials for those with one
-			p.m.credit = min(p.m.credit+p.m.trialShare()*verify, p.ceiling(r.Length))
+			p.m.credit = min(p.m.credit+p.trialShare(r.Length)*verify, p.ceiling(r.Length))
 		}
 		return
 	}

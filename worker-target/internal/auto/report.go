@@ -22,8 +22,8 @@ type Report struct {
 	Hop float64
 	// Accepted is the share of a proposal's first, and of its fourth token that is assumed of a new request.
 	First, Fourth float64
-	// Outlook is the speed of the best plan with the draft, divided by that of decoding without it, as estimated for
-	// the newest round.
+	// Outlook is the speed of the best plan with the draft, with what lookups gain beside it, divided by that of decoding
+	// without it, as estimated for the newest round.
 	Outlook float64
 	// Bare is the speed of decoding without the draft, lookup included, divided by that of plain steps.
 	Bare float64

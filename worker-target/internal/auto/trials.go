@@ -1,6 +1,10 @@
 package auto
 
-import "github.com/tandem-inference/tandem/services/ddtree"
+import (
+	"math"
+
+	"github.com/tandem-inference/tandem/services/ddtree"
+)
 
 // Held reports whether a request that has not begun, at a context of length tokens and with a largest useful block of
 // limit rows, will first be decoded without the draft. No features are sent to such a draft until it is asked.
@@ -31,12 +35,19 @@ func (p *Policy) compare(best estimate, token float64) (outlook float64, without
 }
 
 // hold begins decoding without the draft. A request whose prior is against the draft waits longer before it tries it.
-func (p *Policy) hold() {
+func (p *Policy) hold(length int) {
 	p.least = leastGap
 	if p.m.priors.has(&p.promptPrefix, p.last) {
-		p.least = lateGap
+		p.least = int(clamp(lateRounds*p.failed(length), leastGap, mostGap))
 	}
 	p.gap = max(p.gap, p.least)
+}
+
+// failed is what a round with the draft's whole block costs beyond a plain round, in plain rounds: what is lost where
+// it commits one token.
+func (p *Policy) failed(length int) float64 {
+	c := &p.m.costs
+	return (c.draft(p.block)+p.price(min(p.block, p.maxRows), length))/max(c.plainRound(length), 1e-9) - 1
 }
 
 // instead plans a trial for a request that is faster without the draft, at token seconds a token, than with the best of
@@ -102,12 +113,18 @@ func (m *Model) reprice() {
 	m.calibration, m.losing, m.probeCost, m.wasted = [outcomes]gauge{}, rate{}, 0, 0
 }
 
-// trialShare is the part of the time of plain rounds that may be spent on probes and trials.
-func (m *Model) trialShare() float64 {
-	if m.wasted < wastedTrials {
-		return mostTrialShare
+// trialShare is the part of the time of plain rounds that may be spent on probes and trials. To try n times as often
+// costs n trials, and finds a draft that has improved in 1/n of the time. The sum is least where n falls with the root
+// of a trial's cost, so that their share of the time rises with it.
+func (p *Policy) trialShare(length int) float64 {
+	share := mostTrialShare
+	if p.m.wasted >= fewTrials {
+		share *= math.Sqrt(clamp(p.failed(length)/dearTrial, 0, 1))
 	}
-	return wastedShare
+	if p.m.wasted >= wastedTrials {
+		share = min(share, wastedShare)
+	}
+	return share
 }
 
 // affords reports whether the ledger allows a trial at a cost. A cost above the ledger's bound is allowed by a

@@ -45,7 +45,8 @@ func TestHeldBack(t *testing.T) {
 	racetest.Bubble(t, func(t *testing.T) {
 		o := enginefake.Options{NeverAccept: true, BlockSize: 8}
 		ctx, d, draft := calibrated(t, o, 8*time.Millisecond, 5*time.Millisecond)
-		const short, long = 24, 400
+		// A failed trial costs 1.6 plain rounds here, so that the first one comes after 16 tokens.
+		const short, long = 12, 400
 		// early and opened are the draft's streams that the request opened in its first tokens and in all.
 		run := func(tokens int, mode tandemv1.SpeculationMode) (out []int32, early, opened int) {
 			t.Helper()
