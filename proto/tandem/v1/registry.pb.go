@@ -358,8 +358,8 @@ type Registration struct {
 	// host:port at which other hosts reach a worker whose address is a unix socket. Empty: nobody but those who see the
 	// socket reaches it, or address is not a socket.
 	RemoteAddress string `protobuf:"bytes,14,opt,name=remote_address,json=remoteAddress,proto3" json:"remote_address,omitempty"`
-	// When the socket at address was made, ns since 1970, by its file. Who finds another time at that path sees the socket
-	// of another worker, on another host. 0: not stated, or address is not a socket.
+	// When the socket at address was made, ns since 1970, by its file. Who finds another time at that path sees the
+	// socket of another worker, on another host. 0: not stated, or address is not a socket.
 	SocketMadeUnixNs int64 `protobuf:"varint,15,opt,name=socket_made_unix_ns,json=socketMadeUnixNs,proto3" json:"socket_made_unix_ns,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache

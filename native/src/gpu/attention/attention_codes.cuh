@@ -1,6 +1,6 @@
-// The flash contract of attention.h for steps of up to 64 rows over caches in Q8_0 and Q4_0, whose codes become halves in
-// the registers of the warp that multiplies them: no tile of halves exists, so nothing is written to shared memory and
-// read again, and a block has room for copies of several tiles.
+// The flash contract of attention.h for steps of up to 64 rows over caches in Q8_0 and Q4_0, whose codes become halves
+// in the registers of the warp that multiplies them: no tile of halves exists, so nothing is written to shared memory
+// and read again.
 //
 // A block has eight warps and up to 16 * MT queries, of one segment or of a tail (flash_item). A tile of 64 keys and
 // values is copied unchanged, K while the tile before is multiplied and V a tile later. q k^T: a warp takes 8 keys and
@@ -12,8 +12,8 @@
 // values it needs a pair of neighbouring keys; it reads four columns of four keys at once, and columns go to products
 // so that these are its own: product j of a warp has columns j, 4 + j, 8 + j, ...
 //
-// Blocks are of 16 queries (plain decoding), on all cards with mma.sync, or of 144 (a tree of 23 rows of the 27B), whose
-// memory only larger cards have. Between them the forms that unpack to shared memory were faster. Bound: the
+// Blocks are of 16 queries (plain decoding), on all cards with mma.sync, or of 144 (a tree of 23 rows of the 27B),
+// whose memory only larger cards have. Between them the forms that unpack to shared memory were faster. Bound: the
 // instructions that unpack, and latency between barriers.
 #pragma once
 

@@ -103,8 +103,8 @@ TND_DEVICE KeyRange warp_range(KeyRange k) {
   }
   return k;
 }
-// The range of positions that any of `rows` rows from `first` on sees of a part of its keys. Called by a warp. Plans were
-// written before the previous launch began.
+// The range of positions that any of `rows` rows from `first` on sees of a part of its keys. Called by a warp. Plans
+// were written before the previous launch began.
 TND_DEVICE KeyRange range_of_rows(const FlashArgs& f, int first, int rows, int part, int parts) {
   KeyRange all = kNoKeys;
   for (int row = static_cast<int>(lane_id()); row < rows; row += TND_WARP) {
