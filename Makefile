@@ -119,14 +119,18 @@ test-quick: bin/testsum ## minutes with a warm cache: format, vet, Go tests mark
 		$(GO) test -json -short -timeout 10m $(GO_TESTED) ./tests/settings ./tests/tools
 	@bin/testsum total -dir $(RESULTS)
 
+# GO_LINTED=1: lint-go has just run, whose govet has the same checks; go vet would load every package once more.
+GO_LINTED :=
 check-go:
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); \
 		if [ -n "$$unformatted" ]; then echo "gofmt differs: $$unformatted"; exit 1; fi
-	$(GO) vet ./... ./tests/... ./bench/...
+	$(if $(GO_LINTED),,$(GO) vet ./... ./tests/... ./bench/...)
 .PHONY: check-go test-go-whole
 
+# GO_RUN of the environment: which tests, a pattern of go test; all without.
 test-go: check-go bin/testsum ## format, vet and Go tests
-	@bin/testsum run -name go -dir $(RESULTS) -- $(GO) test -json -shuffle=on -timeout 20m $(GO_TESTED)
+	@bin/testsum run -name go -dir $(RESULTS) -- $(GO) test -json -shuffle=on -timeout 20m -run "$${GO_RUN:-}" \
+		$(GO_TESTED)
 	@for tool in testsum gpures helmcheck; do cd $(CURDIR)/tools/$$tool && \
 		GOWORK=off ../../bin/testsum run -name $$tool -dir ../../$(RESULTS) -- $(GO) test -json ./...; done
 
@@ -134,11 +138,12 @@ test-race: bin/testsum ## Go tests marked short, under the race detector
 	@CGO_ENABLED=1 bin/testsum run -name go-race -dir $(RESULTS) -- \
 		$(GO) test -json -race -short -shuffle=on -timeout 20m $(GO_TESTED)
 
-# After test-race: the packages whose tests do less there. The others would only run once more.
+# After test-race: the tests that do less there. The others would only run once more.
 GO_SHORTENED = $(sort $(addprefix ./,$(dir $(shell git grep -lE 'testing\.Short\(\)|racetest\.Enabled' \
 	-- '*_test.go' ':!tests'))))
 test-go-whole: ## the Go tests that test-race leaves out or shortens, with format and vet
-	@$(MAKE) --no-print-directory test-go GO_TESTED="$(GO_SHORTENED)"
+	@GO_RUN=$$(tools/shortened-tests.sh) && export GO_RUN && \
+		$(MAKE) --no-print-directory test-go GO_TESTED="$(GO_SHORTENED)"
 
 test-native: build-native bin/testsum bin/gpures ## native tests, release build, and Go tests of the emulated GPU
 	cmake --build native/build -j $(JOBS) --target all gpu_launches_emu
@@ -278,8 +283,9 @@ lint-proto: bin/buf bin/protoc-gen-tandemwire bin/protoc-gen-tandemdoc
 	bin/buf lint
 	@tools/proto-check.sh
 
+# A heap that may grow to five times what is in use, within a soft limit: a fifth less processor time.
 lint-go: bin/golangci-lint
-	bin/golangci-lint run --allow-parallel-runners ./... ./tests/... ./bench/...
+	GOGC=400 GOMEMLIMIT=4GiB bin/golangci-lint run --allow-parallel-runners ./... ./tests/... ./bench/...
 
 lint-native:
 	@tools/setup.sh lint

@@ -379,15 +379,24 @@ TEST(contracts_are_stated) {
   Rng rng(67);
   const bool own = e.info().prompt_rows > 0;
   if (std::string(e.info().backend) == "cpu") CHECK(!own);
-  for (const size_t n : {size_t{1}, size_t{9}, size_t{64}, size_t{65}, size_t{130}}) {
-    const std::vector<int32_t> tokens = random_tokens(&rng, n, kVocab);
-    const int32_t prompt = e.sequence(), decode = e.sequence(), single = e.sequence();
+  // The rows of every length are one text: its single steps are run once, from length to length.
+  const std::vector<int32_t> text = random_tokens(&rng, 130, kVocab);
+  const int32_t single = e.sequence();
+  std::vector<float> one_by_one;
+  size_t read = 0;
+  for (const size_t n : {size_t{1}, size_t{9}, size_t{64}, size_t{65}, text.size()}) {
+    const auto at = [&](size_t i) { return text.begin() + static_cast<std::ptrdiff_t>(i); };
+    const std::vector<int32_t> tokens(at(0), at(n));
+    const int32_t prompt = e.sequence(), decode = e.sequence();
     const std::vector<float> as_prompt = e.prefill(prompt, tokens, 512, TND_WANT_LOGITS, TND_GROUP_PROMPT).logits;
     const std::vector<float> as_rows = e.prefill(decode, tokens, 512, TND_WANT_LOGITS).logits;
-    CHECK(same_bits(e.prefill(single, tokens, 1, TND_WANT_LOGITS).logits, as_rows));
+    const std::vector<float> more = e.prefill(single, {at(read), at(n)}, 1, TND_WANT_LOGITS).logits;
+    one_by_one.insert(one_by_one.end(), more.begin(), more.end());
+    read = n;
+    CHECK(same_bits(one_by_one, as_rows));
     CHECK(e.exported(single) == e.exported(decode));
     CHECK_MSG(same_bits(as_prompt, as_rows) == !own, "rows " + std::to_string(n));
-    for (const int32_t s : {prompt, decode, single}) e.ok(tnd_sequence_free(e.handle(), s));
+    for (const int32_t s : {prompt, decode}) e.ok(tnd_sequence_free(e.handle(), s));
   }
 }
 
@@ -554,10 +563,12 @@ TEST(a_cancelled_step_breaks_committing_groups_only) {
                  e.rows(b, {3, 4, 5}, Engine::chain(3), 0, {0, 1})};
     in.groups[0].flags = TND_GROUP_COMMIT;
     in.groups[0].kind = TND_GROUP_PROMPT;
-    std::atomic<bool> stop{false};
+    std::atomic<bool> started{false}, stop{false};
     std::thread other([&] {
+      started.store(true);
       while (!stop.load()) tnd_cancel(e.handle());
     });
+    while (!started.load()) std::this_thread::yield();  // a step takes less time than a thread's start may
     const tnd_status status = e.run(in).status;
     stop.store(true);
     other.join();
