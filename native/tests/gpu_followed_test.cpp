@@ -1,4 +1,4 @@
-// Launches that also run the operation after them (gpu/matmul/matmul_follow.h): a model's
+// Launches that also run the operation after them (gpu/matmul/matmul_follow.h, gpu/delta/delta_follow.h): a model's
 // steps have the bits of the separate launches, and as many nodes as the layers should have.
 #include <memory>
 #include <string>
@@ -152,9 +152,9 @@ int nodes_of_layers(bool followed, int rows) {
 TEST(nodes_of_a_layer) {
   if (gpu::plain_launches()) return;
   CHECK_EQ(nodes_of_layers(false, 1), 4 * 10);
-  CHECK_EQ(nodes_of_layers(true, 1), 3 * 6 + 6);
-  CHECK_EQ(nodes_of_layers(true, 16), 3 * 8 + 8);
-  CHECK_EQ(nodes_of_layers(true, 23), 4 * 10);
+  CHECK_EQ(nodes_of_layers(true, 1), 3 * 5 + 6);
+  CHECK_EQ(nodes_of_layers(true, 16), 3 * 7 + 8);
+  CHECK_EQ(nodes_of_layers(true, 23), 3 * 9 + 10);
 }
 
 }  // namespace

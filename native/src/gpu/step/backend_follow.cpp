@@ -97,6 +97,15 @@ DeltaArgs* GpuBackend::conv_after_product(const DeltaShape& shape, const DeltaIo
   return &follow.conv;
 }
 
+// A pair's last block computes all rows of a sequence: with four warps (columns) or two (slices), a row at a time each.
+bool GpuBackend::rule_follows(DeltaRule rule, const DeltaShape& shape, int rows) const {
+  constexpr int kGroups = 4;  // of a launch
+  const bool columns = rule == launch_delta_columns;
+  const int most = columns ? kDeltaRowsAtOnce : 8;
+  if (columns && !delta_columns_follow(shape)) return false;
+  return follows_ && prompt_rows_ == 0 && rows <= most && kGroups * ((shape.nv + 1) / 2) <= kArrivals;
+}
+
 HeadsArgs* GpuBackend::heads_after_product(const AttentionLayer& w, const AttentionIo& io, int rows) {
   const MatmulGroup* product = product_to_follow(rows);
   const int32_t dim = w.kv.dim, heads = w.q_heads + 2 * w.kv.heads, q_dim = w.gated ? 2 * dim : dim;

@@ -517,12 +517,37 @@ void GpuBackend::delta_mixer(const DeltaLayer& w, int layer, std::span<const Del
   };
   DeltaArgs* const conv = conv_after_product(w.shape, io, r.most);
   fill(conv != nullptr ? *conv : recorder_.add(launch_delta_conv), 0, delta_groups_.size());
+  const Parts to = outputs(out, r.most);
+  const auto fill_norm = [&](GatedNormArgs& norm, const Part& part) {
+    const int64_t width = w.shape.value_dim();
+    norm.o = norm.y = rows_ + part.first * width;
+    norm.w = w.norm;
+    norm.z = io.z + part.first * width;
+    norm.eps = w.eps;
+    norm.rows = part.rows;
+    norm.live = r.live;
+    norm.heads = w.shape.nv;
+    norm.acts = part.acts;
+    norm.forms = forms;
+  };
+  const bool followed = rule_follows(
+      delta_rule({delta_groups_.data(), std::min<size_t>(kDeltaGroups, delta_groups_.size())}), w.shape, r.most);
   for (size_t first = 0; first < delta_groups_.size(); first += kDeltaGroups) {
     const size_t count = std::min<size_t>(kDeltaGroups, delta_groups_.size() - first);
     const auto* window = delta_groups_.data() + first;
     if (std::all_of(window, window + count, [](const DeltaStepGroup& g) { return g.chunked != 0; })) continue;
-    fill(recorder_.add(delta_rule({window, count})), first, count);
+    const DeltaRule rule = delta_rule({window, count});
+    if (!followed) {
+      fill(recorder_.add(rule), first, count);
+      continue;
+    }
+    FollowedDelta& args =
+        recorder_.add(rule == launch_delta_columns ? launch_followed_columns : launch_followed_slices);
+    fill(args.delta, first, count);
+    fill_norm(args.norm, to.part[0]);
+    args.arrivals = arrivals_;
   }
+  if (followed) return;
   for (size_t first = 0; capacity > 0;) {
     first = chunks_.plan(groups, first, capacity);
     if (chunks_.chains.empty()) break;
@@ -544,19 +569,7 @@ void GpuBackend::delta_mixer(const DeltaLayer& w, int layer, std::span<const Del
       args.shared_per_block = info_.shared_per_block;
     }
   }
-  const int64_t width = w.shape.value_dim();
-  for (const Part& part : outputs(out, r.most)) {
-    GatedNormArgs& norm = recorder_.add(launch_gated_norm);
-    norm.o = norm.y = rows_ + part.first * width;
-    norm.w = w.norm;
-    norm.z = io.z + part.first * width;
-    norm.eps = w.eps;
-    norm.rows = part.rows;
-    norm.live = r.live;
-    norm.heads = w.shape.nv;
-    norm.acts = part.acts;
-    norm.forms = forms;
-  }
+  for (const Part& part : to) fill_norm(recorder_.add(launch_gated_norm), part);
 }
 
 // Lists are as long as the longest path, so that commits of any length are one graph.

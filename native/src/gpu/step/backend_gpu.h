@@ -18,6 +18,7 @@
 #include "gpu/attention/kv.h"
 #include "gpu/delta/delta.h"
 #include "gpu/delta/delta_chunk.h"
+#include "gpu/delta/delta_follow.h"
 #include "gpu/matmul/matmul.h"
 #include "gpu/matmul/matmul_follow.h"
 #include "gpu/runtime/runtime.h"
@@ -160,6 +161,8 @@ class GpuBackend final : public Backend {
                           Acts* out);
   DeltaArgs* conv_after_product(const DeltaShape& shape, const DeltaIo& io, int rows);
   HeadsArgs* heads_after_product(const AttentionLayer& w, const AttentionIo& io, int rows);
+  // rule_follows says whether launches of the delta rule also compute the gated norm (delta_follow.h).
+  bool rule_follows(DeltaRule rule, const DeltaShape& shape, int rows) const;
   // pad_tiles brings the plan of a step's attention to the sizes of its buckets.
   void pad_tiles(size_t groups, int rows);
   // to_device and to_host move any number of bytes through the staging buffer, in order with what is recorded.
