@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "gpu/matmul/matmul_follow.h"
-
+#include "gpu/matmul/matmul_jobs.h"
 #if !defined(TND_GPU_CUDA)
 #include "gpu/attention/heads_device.cuh"
 #include "gpu/delta/conv_device.cuh"
