@@ -24,7 +24,7 @@ const (
 	halfPosition  = kvHeads * 2 * 256 * 2           // bytes of a position in F16
 	codesPosition = kvHeads * 2 * (256 + 8*2)       // in Q8_0
 	unpackPerItem = 7.0 / 4 / 32                    // instructions of a warp a value of Q8_0
-	launches      = 649                             // of a step
+	launches      = 649                             // of a step, one an operation: 10 a layer and 9 beside them
 	chunk         = 512                             // rows of a prompt's piece
 	slab          = 128                             // rows of a pass over the weights on AMD's cards
 	tiles         = (17.4e9 + 4.0e9 + 4.2e9) / 4096 // of 16 outputs x 256 inputs
@@ -119,8 +119,23 @@ func (c card) attention(rows, context int, codes bool) float64 {
 	return math.Max(memory, matrix+unpack)
 }
 
+// nodes returns the launches of a step. On AMD's cards some also run the operation after them: of 48 layers of DeltaNet
+// and 16 of attention, 5 and 6 nodes are left at one row, 7 and 8 up to 16, 9 and 10 up to 24; at one row, the norm before
+// the first layer follows no product (native/tests/gpu_followed_test.cpp counts them).
+func (c card) nodes(rows int) float64 {
+	switch {
+	case c.amd && rows == 1:
+		return 48*5 + 16*6 + 9 + 1
+	case c.amd && rows <= 16:
+		return 48*7 + 16*8 + 9
+	case c.amd && rows <= 24:
+		return 48*9 + 16*10 + 9
+	}
+	return launches
+}
+
 func (c card) step(rows, context int, codes bool) float64 {
-	ms := c.products(rows) + stateGB/c.gbs*1e3 + launches*c.nodeUS/1e3 + c.attention(rows, context, codes)
+	ms := c.products(rows) + stateGB/c.gbs*1e3 + c.nodes(rows)*c.nodeUS/1e3 + c.attention(rows, context, codes)
 	if rows == 1 {
 		return ms
 	}

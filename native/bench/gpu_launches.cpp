@@ -14,7 +14,9 @@
 #include "gpu/attention/attention.h"
 #include "gpu/delta/delta.h"
 #include "gpu/delta/delta_chunk.h"
+#include "gpu/delta/delta_follow.h"
 #include "gpu/matmul/matmul.h"
+#include "gpu/matmul/matmul_follow.h"
 #include "gpu/norm/norm.h"
 #include "gpu/norm/swiglu.h"
 #include "gpu/sample/sample.h"
@@ -106,7 +108,19 @@ struct Weight {
   int n;
 };
 
-void products(const char* name, int k, const std::vector<Weight>& weights, int rows, bool prompt) {
+// Whether launches of the card also run what follows them.
+bool follows(int rows, bool prompt, int most) {
+#if defined(TND_LAUNCHES_HIP)
+  return !prompt && rows <= most;
+#else
+  (void)rows, (void)prompt, (void)most;
+  return false;
+#endif
+}
+
+// follow: what a step runs after the products, for up to `most` rows.
+void products(const char* name, int k, const std::vector<Weight>& weights, int rows, bool prompt,
+              Follow follow = Follow::kNorm, int most = 1) {
   operation = name;
   const DeviceInfo info = card();
   MatmulGroup group;
@@ -121,7 +135,11 @@ void products(const char* name, int k, const std::vector<Weight>& weights, int r
   group.processors = info.processors;
   group.shared_per_block = info.shared_per_block;
   Stream stream;
-  launch_matmul(stream, group);
+  if (!follows(rows, prompt, most)) return launch_matmul(stream, group);
+  FollowedMatmul followed{group, {}};
+  followed.follow.kind = follow;
+  followed.follow.heads.kv.dim = 256;
+  launch_followed_matmul(stream, followed);
 }
 
 void attention(const char* name, tnd::KvType type, int rows) {
@@ -172,7 +190,10 @@ void delta(int rows, bool prompt) {
   args.groups = 1;
   args.shared_per_block = info.shared_per_block;
   args.processors = info.processors;
-  delta_rule(groups)(stream, args);
+  const DeltaRule rule = delta_rule(groups);
+  if (!follows(rows, prompt, kDeltaRowsAtOnce)) return rule(stream, args);
+  const FollowedDelta followed{args, {}, nullptr};
+  (rule == launch_delta_columns ? launch_followed_columns : launch_followed_slices)(stream, followed);
 }
 
 void row_kernels(int rows) {
@@ -188,13 +209,13 @@ void row_kernels(int rows) {
   gated.rows = rows;
   gated.heads = 48;
   gated.forms = kFormQ256;
-  launch_gated_norm(stream, gated);
+  if (!follows(rows, false, kDeltaRowsAtOnce)) launch_gated_norm(stream, gated);
   operation = "swiglu";
   SwigluArgs swiglu;
   swiglu.rows = rows;
   swiglu.dim = 17408;
   swiglu.forms = kFormQ256;
-  launch_swiglu(stream, swiglu);
+  if (!follows(rows, false, kFollowedRows)) launch_swiglu(stream, swiglu);
 }
 
 void choice(int rows) {
@@ -210,10 +231,12 @@ void step(int rows, bool prompt) {
   rows_of_step = rows;
   const int recorded = prompt ? rows : row_bucket(rows);
   products("delta in", 5120, {{DType::kQ5_K, 10240}, {DType::kQ5_K, 6144}, {DType::kQ8_0, 48}, {DType::kQ8_0, 48}},
-           recorded, prompt);
-  products("attention in", 5120, {{DType::kQ4_K, 12288}, {DType::kQ4_K, 1024}, {DType::kQ6_K, 1024}}, recorded, prompt);
+           recorded, prompt, Follow::kConv, kFollowedRows);
+  products("attention in", 5120, {{DType::kQ4_K, 12288}, {DType::kQ4_K, 1024}, {DType::kQ6_K, 1024}}, recorded, prompt,
+           Follow::kHeads, kFollowedRows);
   products("out", 6144, {{DType::kQ4_K, 5120}}, recorded, prompt);
-  products("gate and up", 5120, {{DType::kQ4_K, 17408}, {DType::kQ4_K, 17408}}, recorded, prompt);
+  products("gate and up", 5120, {{DType::kQ4_K, 17408}, {DType::kQ4_K, 17408}}, recorded, prompt, Follow::kSwiglu,
+           kFollowedRows);
   products("down Q4_K", 17408, {{DType::kQ4_K, 5120}}, recorded, prompt);
   products("down Q6_K", 17408, {{DType::kQ6_K, 5120}}, recorded, prompt);
   attention("attention F16", tnd::KvType::kF16, recorded);
@@ -221,7 +244,7 @@ void step(int rows, bool prompt) {
   delta(recorded, prompt);
   row_kernels(recorded);
   if (prompt) return;  // only its last row has a head
-  products("head", 5120, {{DType::kQ6_K, 248320}}, recorded, false);
+  products("head", 5120, {{DType::kQ6_K, 248320}}, recorded, false, Follow::kNorm, 0);
   choice(recorded);
 }
 

@@ -49,7 +49,7 @@ function(tnd_gpu_test name source vendor)
   target_compile_definitions(${name} PRIVATE TND_TESTDATA="${CMAKE_CURRENT_SOURCE_DIR}/tests/testdata"
     TND_ROOT="${CMAKE_CURRENT_SOURCE_DIR}/..")
   target_link_libraries(${name} PRIVATE tandem_${vendor}_objects)
-  if(source MATCHES "gpu_scorer_test|gpu_graphs_test|groups_test")
+  if(source MATCHES "gpu_scorer_test|gpu_graphs_test|gpu_followed_test|groups_test")
     target_link_libraries(${name} PRIVATE tandem_synthetic)
   endif()
   if(vendor STREQUAL emu)

@@ -9,6 +9,7 @@
 
 #include "gpu/delta/delta.h"
 #include "gpu/delta/delta_device.cuh"
+#include "gpu/delta/delta_follow.cuh"
 #include "gpu/delta/delta_rows.cuh"
 
 namespace tnd::gpu {
@@ -93,7 +94,9 @@ struct alignas(16) RowInputs {
 };
 
 // Tap blocks follow the nv * 4 blocks of the recurrence.
-__global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int shared_slots) {
+template <class AFTER>
+__global__ void __launch_bounds__(kThreads)
+    delta_recur_kernel(DeltaArgs a, int shared_slots, [[maybe_unused]] AFTER after) {
   TND_DYNAMIC_SHARED(float4, put_aside);  // [shared_slots][kQuads][kThreads]
   TND_SHARED(RowInputs, ring, [kRingRows]);
   let_next_start();
@@ -333,6 +336,10 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
   const float sum_o = fold_o();
   if (holds_o) *out = sum_o;
   if (row_now->save == kStateCommitted) store_state(s, committed, fresh_place(at));
+  if constexpr (AFTER::kRuns) {
+    gated_norm_after<kThreads / TND_WARP>(after, g, static_cast<int>(blockIdx.y), {at.head, kDeltaSlice}, {at.head, 0},
+                                          ring);
+  }
 }
 
 // ---- the replay
@@ -418,9 +425,8 @@ unsigned tap_blocks(const DeltaShape& shape) {
   return static_cast<unsigned>((shape.conv_dim() + kTapChannels - 1) / kTapChannels);
 }
 
-}  // namespace
-
-void launch_delta_slices(Stream& stream, const DeltaArgs& args) {
+template <class AFTER>
+void launch_slices(Stream& stream, const DeltaArgs& args, const AFTER& after) {
   // Two blocks a processor must fit, or the grid of a large model runs in waves.
   constexpr int kBlocksPerProcessor = 2;
   constexpr int kSlotBytes = kSliceElems * static_cast<int>(sizeof(float));
@@ -436,7 +442,21 @@ void launch_delta_slices(Stream& stream, const DeltaArgs& args) {
           .static_bytes = kRingBytes,
           .overlap = true,
           .name = "delta_recur"},
-         delta_recur_kernel, args, slots);
+         delta_recur_kernel<AFTER>, args, slots, after);
+}
+
+}  // namespace
+
+void launch_delta_slices(Stream& stream, const DeltaArgs& args) {
+  launch_slices(stream, args, NothingAfter());
+}
+
+void launch_followed_slices(Stream& stream, [[maybe_unused]] const FollowedDelta& args) {
+#if defined(TND_GPU_CUDA)
+  stream.fail(errorf(TND_INTERNAL, "no delta rule with its gated norm on this card"));
+#else
+  launch_slices(stream, args.delta, GatedNormAfter{args.norm, args.arrivals});
+#endif
 }
 
 void launch_delta_commit(Stream& stream, const DeltaCommitArgs& args) {

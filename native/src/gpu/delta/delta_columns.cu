@@ -12,6 +12,7 @@
 
 #include "gpu/delta/delta.h"
 #include "gpu/delta/delta_device.cuh"
+#include "gpu/delta/delta_follow.cuh"
 #include "gpu/delta/delta_rows.cuh"
 
 namespace tnd::gpu {
@@ -176,8 +177,9 @@ TND_DEVICE int kept_column(int part) {
   return by2 * 2 + by4 < COLUMNS ? by2 * 2 + by4 : COLUMNS - 1;
 }
 
-template <int COLUMNS>
-__global__ void __launch_bounds__(kThreads) delta_columns_kernel(DeltaArgs a, int shared_slots) {
+template <int COLUMNS, class AFTER>
+__global__ void __launch_bounds__(kThreads)
+    delta_columns_kernel(DeltaArgs a, int shared_slots, [[maybe_unused]] AFTER after) {
   using C = Columns<COLUMNS>;
   using Row = RowInputs<COLUMNS>;
   TND_DYNAMIC_SHARED(float4, put_aside);  // [shared_slots][kQuads][kThreads]
@@ -447,10 +449,16 @@ __global__ void __launch_bounds__(kThreads) delta_columns_kernel(DeltaArgs a, in
   if (stores_o) *out = sum;
   if (now->plan.save == kStateCommitted) store_state(s, shape, g.state.s, key_head, first_column, fresh_place());
   if (shifts) write_taps(g, conv_dim, channel, taps);
+  if constexpr (AFTER::kRuns) {
+    const int in_head = kDeltaDim - first_column % kDeltaDim, columns = in_head < C::kBlock ? in_head : C::kBlock;
+    const int last = column_at(shape, key_head, first_column + C::kBlock - 1).head;
+    gated_norm_after<kThreads / TND_WARP>(after, g, static_cast<int>(blockIdx.y), {head, columns},
+                                          {last, C::kBlock - columns}, ring);
+  }
 }
 
-template <int COLUMNS>
-void launch_columns(Stream& stream, const DeltaArgs& args) {
+template <int COLUMNS, class AFTER>
+void launch_columns(Stream& stream, const DeltaArgs& args, const AFTER& after) {
   using C = Columns<COLUMNS>;
   const DeltaShape& shape = args.w.shape;
   const int blocks = shape.value_dim() / C::kBlock, all = blocks * args.groups;
@@ -468,17 +476,35 @@ void launch_columns(Stream& stream, const DeltaArgs& args) {
           .static_bytes = kRingBytes,
           .overlap = true,
           .name = "delta_columns"},
-         delta_columns_kernel<COLUMNS>, args, slots);
+         delta_columns_kernel<COLUMNS, AFTER>, args, slots, after);
+}
+
+template <class AFTER>
+void launch_with(Stream& stream, const DeltaArgs& args, const AFTER& after) {
+  switch (delta_thread_columns(args.w.shape)) {
+    case 1:
+      return launch_columns<1>(stream, args, after);
+    case 2:
+      return launch_columns<2>(stream, args, after);
+    case 3:
+      return launch_columns<3>(stream, args, after);
+    default:
+      if constexpr (!AFTER::kRuns) launch_columns<4>(stream, args, after);
+  }
 }
 
 }  // namespace
 
 void launch_delta_columns(Stream& stream, const DeltaArgs& args) {
-  // A block has 16 times as many columns as a thread, which must divide the columns of a key head.
-  const int heads = args.w.shape.nv / args.w.shape.nk;
-  if (heads % 3 == 0 && heads % 4 != 0) return launch_columns<3>(stream, args);
-  if (heads >= 4) return launch_columns<4>(stream, args);
-  return heads >= 2 ? launch_columns<2>(stream, args) : launch_columns<1>(stream, args);
+  launch_with(stream, args, NothingAfter());
+}
+
+void launch_followed_columns(Stream& stream, [[maybe_unused]] const FollowedDelta& args) {
+#if defined(TND_GPU_CUDA)
+  stream.fail(errorf(TND_INTERNAL, "no delta rule with its gated norm on this card"));
+#else
+  launch_with(stream, args.delta, GatedNormAfter{args.norm, args.arrivals});
+#endif
 }
 
 }  // namespace tnd::gpu

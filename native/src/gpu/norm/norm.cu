@@ -1,11 +1,7 @@
 // One block a row: all threads stage the row in shared memory, sixteen lanes sum it in the order of the contract, all
 // threads write. Having the CPU's bits costs a chain of dim / 16 dependent fma (320 at 5120: under a microsecond); the
 // rest is one pass over the row.
-#include "core/backend.h"
-#include "gpu/math/norm_device.cuh"
-#include "gpu/math/silu_device.h"
-#include "gpu/matmul/acts_device.h"
-#include "gpu/norm/norm.h"
+#include "gpu/norm/norm_rows.cuh"
 
 namespace tnd::gpu {
 namespace {
@@ -23,14 +19,6 @@ TND_DEVICE void store_row(const NormArgs& a, int s, const float (&v)[8]) {
     to[0] = make_float4(v[0], v[1], v[2], v[3]);
     to[1] = make_float4(v[4], v[5], v[6], v[7]);
   }
-}
-
-TND_DEVICE void load_eight(float (&v)[8], const float* from, bool live) {
-  const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  const float4 a = live ? *reinterpret_cast<const float4*>(from) : zero;
-  const float4 b = live ? *reinterpret_cast<const float4*>(from + 4) : zero;
-  v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
-  v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
 }
 
 // The block's row of x.
@@ -167,51 +155,19 @@ __global__ void __launch_bounds__(kMaxWarps* TND_WARP) norm_long_kernel(NormArgs
   }
 }
 
-// A warp takes two heads, a super-block of the output: sixteen lanes a head for the sum, then eight neighbouring
-// elements a lane.
+// A warp takes two heads.
 constexpr int kGatedWarps = 4;
-constexpr int kPair = 2 * kDeltaDim;
-static_assert(kPair == kSuper);
 
 __global__ void __launch_bounds__(kGatedWarps* TND_WARP) gated_norm_kernel(GatedNormArgs a) {
-  TND_SHARED(float, rows, [kGatedWarps][kPair]);
+  TND_SHARED(float, rows, [kGatedWarps][kHeadPair]);
   let_next_start();
   if (static_cast<int>(blockIdx.y) >= rows_in_use(a.live, a.rows)) return;
   const int lane = static_cast<int>(lane_id()), pair = static_cast<int>(blockIdx.x * kGatedWarps + warp_id());
   const int pairs = (a.heads + 1) / 2;
-  float w[8], z[8];
+  float w[8];
   load_eight(w, a.w + lane * 8 % kDeltaDim, true);
   wait_for_previous();
-  if (pair >= pairs) return;
-  const int row = static_cast<int>(blockIdx.y);
-  const int64_t width = int64_t{a.heads} * kDeltaDim, base = row * width + int64_t{pair} * kPair;
-  const bool live = pair * 2 + lane / 16 < a.heads;
-  load_eight(z, a.z + base + lane * 8, live);
-  float* o = rows[warp_id()];
-  float v[kDeltaDim / 16];
-#pragma unroll
-  for (int i = 0; i < kDeltaDim / 16; ++i) {
-    v[i] = live ? a.o[base + lane / 16 * kDeltaDim + lane % 16 + 16 * i] : 0.0f;
-  }
-  float sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kDeltaDim / 16; ++i) {
-    o[lane / 16 * kDeltaDim + lane % 16 + 16 * i] = v[i];
-    sum = fmaf(v[i], v[i], sum);
-  }
-  silu_all(z);
-  const float r = 1.0f / sqrtf(fold_16(sum) / static_cast<float>(kDeltaDim) + a.eps);
-  sync_warp();
-  float y[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) y[i] = o[lane * 8 + i] * r * w[i] * z[i];
-  if (a.forms != 0) {
-    acts_store(a.acts, a.forms, row, pair, y);
-  } else if (live) {
-    float4* to = reinterpret_cast<float4*>(a.y + base + lane * 8);
-    to[0] = make_float4(y[0], y[1], y[2], y[3]);
-    to[1] = make_float4(y[4], y[5], y[6], y[7]);
-  }
+  if (pair < pairs) gated_norm_pair(a, static_cast<int>(blockIdx.y), pair, w, rows[warp_id()]);
 }
 
 }  // namespace

@@ -61,10 +61,12 @@ std::unique_ptr<Acts> GpuBackend::acts_of(Arena& arena, int64_t max_k, int max_r
   a->max_k = max_k;
   a->forms = forms;
   if (!arena.measuring()) acts_init(&a->view, mem, max_k, rows, forms);
-  if ((forms & kFormHalf) != 0 && matmul_fuses(info_, 1, 256)) {
+  const bool fuses = (forms & kFormHalf) != 0 && matmul_fuses(info_, 1, 256);
+  if (follows_ || fuses) {
+    const InputForms beside = follows_ ? forms : kFormHalf;
     const int rows = std::min(max_rows, kGraphRows);
-    mem = take_aligned(arena, Purpose::kScratch, acts_bytes(max_k, rows, kFormHalf), kDeviceAlign);
-    if (!arena.measuring()) acts_init(&a->other, mem, max_k, rows, kFormHalf);
+    mem = take_aligned(arena, Purpose::kScratch, acts_bytes(max_k, rows, beside), kDeviceAlign);
+    if (!arena.measuring()) acts_init(&a->other, mem, max_k, rows, beside);
   }
   return a;
 }
@@ -134,6 +136,7 @@ void GpuBackend::plan_scratch(Arena& arena, const ScratchLimits& limits) {
     score_scratch_ = floats(score_scratch_floats(limits.max_query, a.q_heads, a.kv.capacity));
   }
   matmul_scratch_ = take(matmul_scratch_bytes(info_.processors));
+  if (follows_) arrivals_ = static_cast<int32_t*>(take(kArrivals * sizeof(int32_t)));
   if (vocab > 0) {
     logits_stride_ = (vocab + 15) / 16 * 16;
     logits_ = floats(head_rows * logits_stride_);
@@ -153,6 +156,7 @@ void GpuBackend::plan_scratch(Arena& arena, const ScratchLimits& limits) {
   void* plan_memory = take(Recorder::padded(sizes.plan) + Recorder::padded(sizes.loose_plan));
   void* result_memory = take(Recorder::padded(sizes.results) + Recorder::padded(sizes.loose_results));
   if (arena.measuring()) return;
+  if (follows_) stream_.fill(arrivals_, 0, kArrivals * sizeof(int32_t));
   const Status status = recorder_.set_memory(plan_memory, result_memory, sizes);
   if (!status.ok()) stream_.fail(status);
 }
@@ -326,6 +330,7 @@ void fill_norm(NormArgs& args, const float* x, const float* w, float eps, int ro
 }  // namespace
 
 void GpuBackend::norm(const float* x, const float* w, float eps, int rows, int64_t dim, InputForms forms, Acts* out) {
+  if (norm_after_product(x, w, eps, row_room(rows), dim, forms, out)) return;
   const Rows r = bucketed(rows);
   for (const Part& part : outputs(out, r.most)) {
     NormArgs& args = recorder_.add(launch_norm);
@@ -435,7 +440,10 @@ bool GpuBackend::swiglu_in_product(const float* gate, const float* up, int rows,
 }
 
 void GpuBackend::swiglu(const float* gate, const float* up, int rows, int64_t dim, InputForms forms, Acts* out) {
-  if (swiglu_in_product(gate, up, row_room(rows), dim, forms, out)) return;
+  if (swiglu_in_product(gate, up, row_room(rows), dim, forms, out) ||
+      swiglu_after_product(gate, up, row_room(rows), dim, forms, out)) {
+    return;
+  }
   const Rows r = bucketed(rows);
   for (const Part& part : outputs(out, r.most)) {
     SwigluArgs& args = recorder_.add(launch_swiglu);
@@ -507,13 +515,39 @@ void GpuBackend::delta_mixer(const DeltaLayer& w, int layer, std::span<const Del
     args.shared_per_block = info_.shared_per_block;
     args.processors = info_.processors;
   };
-  fill(recorder_.add(launch_delta_conv), 0, delta_groups_.size());
+  DeltaArgs* const conv = conv_after_product(w.shape, io, r.most);
+  fill(conv != nullptr ? *conv : recorder_.add(launch_delta_conv), 0, delta_groups_.size());
+  const Parts to = outputs(out, r.most);
+  const auto fill_norm = [&](GatedNormArgs& norm, const Part& part) {
+    const int64_t width = w.shape.value_dim();
+    norm.o = norm.y = rows_ + part.first * width;
+    norm.w = w.norm;
+    norm.z = io.z + part.first * width;
+    norm.eps = w.eps;
+    norm.rows = part.rows;
+    norm.live = r.live;
+    norm.heads = w.shape.nv;
+    norm.acts = part.acts;
+    norm.forms = forms;
+  };
+  const bool followed = rule_follows(
+      delta_rule({delta_groups_.data(), std::min<size_t>(kDeltaGroups, delta_groups_.size())}), w.shape, r.most);
   for (size_t first = 0; first < delta_groups_.size(); first += kDeltaGroups) {
     const size_t count = std::min<size_t>(kDeltaGroups, delta_groups_.size() - first);
     const auto* window = delta_groups_.data() + first;
     if (std::all_of(window, window + count, [](const DeltaStepGroup& g) { return g.chunked != 0; })) continue;
-    fill(recorder_.add(delta_rule({window, count})), first, count);
+    const DeltaRule rule = delta_rule({window, count});
+    if (!followed) {
+      fill(recorder_.add(rule), first, count);
+      continue;
+    }
+    FollowedDelta& args =
+        recorder_.add(rule == launch_delta_columns ? launch_followed_columns : launch_followed_slices);
+    fill(args.delta, first, count);
+    fill_norm(args.norm, to.part[0]);
+    args.arrivals = arrivals_;
   }
+  if (followed) return;
   for (size_t first = 0; capacity > 0;) {
     first = chunks_.plan(groups, first, capacity);
     if (chunks_.chains.empty()) break;
@@ -535,19 +569,7 @@ void GpuBackend::delta_mixer(const DeltaLayer& w, int layer, std::span<const Del
       args.shared_per_block = info_.shared_per_block;
     }
   }
-  const int64_t width = w.shape.value_dim();
-  for (const Part& part : outputs(out, r.most)) {
-    GatedNormArgs& norm = recorder_.add(launch_gated_norm);
-    norm.o = norm.y = rows_ + part.first * width;
-    norm.w = w.norm;
-    norm.z = io.z + part.first * width;
-    norm.eps = w.eps;
-    norm.rows = part.rows;
-    norm.live = r.live;
-    norm.heads = w.shape.nv;
-    norm.acts = part.acts;
-    norm.forms = forms;
-  }
+  for (const Part& part : to) fill_norm(recorder_.add(launch_gated_norm), part);
 }
 
 // Lists are as long as the longest path, so that commits of any length are one graph.
@@ -604,7 +626,8 @@ void GpuBackend::attention(const AttentionLayer& w, int layer, const AttentionPl
   const Rows r = bucketed(rows);
   const auto put = [&](Key key, const auto& v, size_t room = 0) { return recorder_.put_same(key, std::span(v), room); };
   const AttentionRow* row_plans = put(kAttentionRows, std::as_const(step.rows), most);
-  HeadsArgs& heads = recorder_.add(launch_heads);
+  HeadsArgs* const followed = heads_after_product(w, io, r.most);
+  HeadsArgs& heads = followed != nullptr ? *followed : recorder_.add(launch_heads);
   heads.kv = w.kv;
   heads.q_heads = w.q_heads;
   heads.rope_dims = w.rope_dims;

@@ -18,7 +18,9 @@
 #include "gpu/attention/kv.h"
 #include "gpu/delta/delta.h"
 #include "gpu/delta/delta_chunk.h"
+#include "gpu/delta/delta_follow.h"
 #include "gpu/matmul/matmul.h"
+#include "gpu/matmul/matmul_follow.h"
 #include "gpu/runtime/runtime.h"
 #include "gpu/sample/sample.h"
 #include "gpu/step/backend_record.h"
@@ -34,8 +36,10 @@ struct GpuActs final : Acts {
   void* mem = nullptr;
   int64_t max_k = 0;
   InputForms forms = 0;
-  ActsView view;               // all of it, for rows of one contract
-  ActsView other;              // pairs alone, for a product that writes the next one's inputs while it reads its own
+  ActsView view;  // all of it, for rows of one contract
+  // For a product whose launch writes the next one's inputs while it reads its own, up to kGraphRows rows: pairs alone
+  // for the products of 16-bit floats, all forms where followed_launches().
+  ActsView other;
   bool in_other = false;       // `other` was written last
   mutable bool stale = false;  // not written: the norm of these rows became part of the products that read them
 };
@@ -109,6 +113,8 @@ class GpuBackend final : public Backend {
   // For tests: use_graphs is the Recorder's, set_filter the Stream's.
   void use_graphs(bool use) { recorder_.use_graphs(use); }
   void set_filter(LaunchFilter* filter) { stream_.set_filter(filter); }
+  // use_followed says whether products also run what follows them (matmul_follow.h). Before buffers are planned.
+  void use_followed(bool use) { follows_ = use; }
 
  private:
   // Rows of an operation as it is recorded: those of its bucket, and in device memory how many are in use. Rows of
@@ -142,6 +148,21 @@ class GpuBackend final : public Backend {
   void matmul_part(std::span<const Product> products, const Part& part, const Rows& rows, const NormInput& norm);
   // swiglu_in_product makes the product that was recorded last write the next one's inputs, if its kernel can.
   bool swiglu_in_product(const float* gate, const float* up, int rows, int64_t dim, InputForms forms, Acts* out);
+  // product_to_follow returns the product that was recorded last, if it has so many rows and its launch can also run what
+  // follows. follow_product then makes it one that does; its operation is for the caller to fill in.
+  const MatmulGroup* product_to_follow(int rows);
+  MatmulFollow& follow_product(Follow kind, int parts);
+  // outputs_beside returns the one of the two buffers that the product does not read, and marks it as written. False
+  // without a second one.
+  bool outputs_beside(const MatmulGroup& product, int rows, Acts* out, ActsView* acts);
+  // These make the launch of the product before them run the operation: true or its arguments, if it can.
+  bool swiglu_after_product(const float* gate, const float* up, int rows, int64_t dim, InputForms forms, Acts* out);
+  bool norm_after_product(const float* x, const float* w, float eps, int rows, int64_t dim, InputForms forms,
+                          Acts* out);
+  DeltaArgs* conv_after_product(const DeltaShape& shape, const DeltaIo& io, int rows);
+  HeadsArgs* heads_after_product(const AttentionLayer& w, const AttentionIo& io, int rows);
+  // rule_follows says whether launches of the delta rule also compute the gated norm (delta_follow.h).
+  bool rule_follows(DeltaRule rule, const DeltaShape& shape, int rows) const;
   // pad_tiles brings the plan of a step's attention to the sizes of its buckets.
   void pad_tiles(size_t groups, int rows);
   // to_device and to_host move any number of bytes through the staging buffer, in order with what is recorded.
@@ -176,6 +197,9 @@ class GpuBackend final : public Backend {
   uint64_t attention_scratch_bytes_ = 0;
   float* score_scratch_ = nullptr;
   void* matmul_scratch_ = nullptr;
+  bool follows_ = followed_launches();
+  static constexpr int kArrivals = 1024;
+  int32_t* arrivals_ = nullptr;  // [kArrivals] of launch_followed_matmul, zero between launches
   std::unique_ptr<Acts> head_acts_;
   float* logits_ = nullptr;  // [head_rows, logits_stride_]
   int64_t logits_stride_ = 0;
