@@ -398,7 +398,7 @@ TEST(the_page_holds_for_many_keys) {
           std::string want = card.hopper && rows <= 64 && (halves || scales) ? group : few;
           if (card.hopper && stay_codes(keys, values) && rows * 4 <= 16) want = few;
           const bool large = card.info.shared_per_block >= 227 << 10;
-          if (large && stay_codes(keys, values) && rows * 4 > 96 && rows * 4 <= 144) {
+          if (large && stay_codes(keys, values) && rows * 4 > 96 && rows * 4 <= 192) {
             want = "attention_codes, attention_merge";
           }
           CHECK_MSG(many == want, std::string(tnd::kv_type_name(static_cast<int32_t>(keys))) + " and " +

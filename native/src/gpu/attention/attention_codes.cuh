@@ -494,7 +494,8 @@ template <int DIM, KvType KEYS, KvType VALUES>
 bool launch_codes_types(Stream& stream, const FlashArgs& f) {
   const int queries = std::max(f.a.bulk_rows, f.a.tail_rows) * f.group.by;
   if (queries <= 16) return launch_codes<DIM, 1, KEYS, VALUES>(stream, f);
-  return f.a.many_keys && queries > 96 && queries <= 144 && launch_codes<DIM, 9, KEYS, VALUES>(stream, f);
+  // Rows are those of their bucket: 32 for a tree of 23, which leaves a second block nothing to do.
+  return f.a.many_keys && queries > 96 && queries <= 192 && launch_codes<DIM, 9, KEYS, VALUES>(stream, f);
 }
 
 template <KvType KEYS, KvType VALUES>
