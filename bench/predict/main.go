@@ -120,8 +120,8 @@ func (c card) attention(rows, context int, codes bool) float64 {
 }
 
 // nodes returns the launches of a step. On AMD's cards some also run the operation after them: of 48 layers of DeltaNet
-// and 16 of attention, 5 and 6 nodes are left at one row, 7 and 8 up to 16, 9 and 10 up to 24; at one row, the norm before
-// the first layer follows no product (native/tests/gpu_followed_test.cpp counts them).
+// and 16 of attention, 5 and 6 nodes are left at one row, 7 and 8 up to 16, 9 and 10 up to 24; at one row, the norm
+// before the first layer follows no product (native/tests/gpu_followed_test.cpp counts them).
 func (c card) nodes(rows int) float64 {
 	switch {
 	case c.amd && rows == 1:

@@ -21,8 +21,8 @@ struct HeadColumns {
   int head, columns;
 };
 
-// gated_norm_after is called by all threads of a block of WARPS warps that has stored columns of group g, the index-th of
-// the launch. second.columns may be 0. shared: of the block, free.
+// gated_norm_after is called by all threads of a block of WARPS warps that has stored columns of group g, the index-th
+// of the launch. second.columns may be 0. shared: of the block, free.
 template <int WARPS>
 TND_DEVICE void gated_norm_after(const GatedNormAfter& after, const DeltaStepGroup& g, int index,
                                  const HeadColumns& first, const HeadColumns& second, void* shared) {

@@ -17,8 +17,8 @@ struct FollowedDelta {
 void launch_followed_slices(Stream& stream, const FollowedDelta& args);
 void launch_followed_columns(Stream& stream, const FollowedDelta& args);
 
-// Columns that a thread of launch_delta_columns has. A block has 16 times as many, which must divide the columns of a key
-// head.
+// Columns that a thread of launch_delta_columns has. A block has 16 times as many, which must divide the columns of a
+// key head.
 constexpr int delta_thread_columns(const DeltaShape& shape) {
   const int heads = shape.nv / shape.nk;
   return heads % 3 == 0 && heads % 4 != 0 ? 3 : heads >= 4 ? 4 : heads >= 2 ? 2 : 1;

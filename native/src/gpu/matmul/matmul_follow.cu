@@ -1,8 +1,8 @@
 // The kernel of matmul_rows.cu with what follows the products, for AMD. A block takes neighbouring units, so that it
 // touches few parts; it arrives once, after its last unit.
 //
-// Cost over matmul_rows: a block waits for its stores, then for one atomic operation on the second-level cache. The last
-// block of a part then does what a block of a launch of its own would do.
+// Cost over matmul_rows: a block waits for its stores, then for one atomic operation on the second-level cache. The
+// last block of a part then does what a block of a launch of its own would do.
 #include <algorithm>
 #include <cstring>
 

@@ -1,7 +1,7 @@
 // Products whose launch also runs the operation that follows them: a dependent launch costs an AMD card 3.9 us
-// (docs/gpu-notes.md 1.3), more than these small operations take. The operation is cut into parts that each need some of
-// the outputs only; the block that stores the last outputs of a part runs the operation on it (gpu/runtime/arrivals.h).
-// Bits are those of the two launches: the same functions compute every value.
+// (docs/gpu-notes.md 1.3), more than these small operations take. The operation is cut into parts that each need some
+// of the outputs only; the block that stores the last outputs of a part runs the operation on it
+// (gpu/runtime/arrivals.h). Bits are those of the two launches: the same functions compute every value.
 #pragma once
 
 #include "gpu/attention/rope.h"
@@ -45,10 +45,11 @@ struct FollowedMatmul {
 };
 void launch_followed_matmul(Stream& stream, const FollowedMatmul& args);
 
-// followed_launches says whether steps of this vendor's cards use launch_followed_matmul; the emulation has it for tests.
+// followed_launches says whether steps of this vendor's cards use launch_followed_matmul; the emulation has it for
+// tests.
 bool followed_launches();
-// More rows would keep the last block of a part busy for longer than a launch takes: four warps do what a launch spreads
-// over all processors.
+// More rows would keep the last block of a part busy for longer than a launch takes: four warps do what a launch
+// spreads over all processors.
 inline constexpr int kFollowedRows = 16;
 // matmul_follows says whether launch_followed_matmul can multiply these: types of KernelSet::kCommon, at most
 // kFollowedRows rows, none of a prompt.

@@ -1,6 +1,7 @@
-// Blocks of one grid that finish a piece of work together: each adds what it did to a counter, and the one that sees the
-// sum of all is the last. It alone goes on, with what the others wrote, while they end; so no block waits for another,
-// and no order of blocks is assumed. Counters are in device memory. They are zero before the launch and after it.
+// Blocks of one grid that finish a piece of work together: each adds what it did to a counter, and the one that sees
+// the sum of all is the last. It alone goes on, with what the others wrote, while they end; so no block waits for
+// another, and no order of blocks is assumed. Counters are in device memory. They are zero before the launch and after
+// it.
 #pragma once
 
 #include "gpu/runtime/runtime.h"
@@ -17,8 +18,8 @@ TND_DEVICE void show_to_grid() {
 #endif
 }
 
-// arrive adds `units` to the counter and says whether this is all of them. It then sets the counter back to zero. Called
-// by one thread of a block.
+// arrive adds `units` to the counter and says whether this is all of them. It then sets the counter back to zero.
+// Called by one thread of a block.
 TND_DEVICE bool arrive(int32_t* counter, int32_t units, int32_t all) {
   const bool last = atomicAdd(counter, units) + units == all;
   if (last) *counter = 0;

@@ -148,8 +148,8 @@ class GpuBackend final : public Backend {
   void matmul_part(std::span<const Product> products, const Part& part, const Rows& rows, const NormInput& norm);
   // swiglu_in_product makes the product that was recorded last write the next one's inputs, if its kernel can.
   bool swiglu_in_product(const float* gate, const float* up, int rows, int64_t dim, InputForms forms, Acts* out);
-  // product_to_follow returns the product that was recorded last, if it has so many rows and its launch can also run what
-  // follows. follow_product then makes it one that does; its operation is for the caller to fill in.
+  // product_to_follow returns the product that was recorded last, if it has so many rows and its launch can also run
+  // what follows. follow_product then makes it one that does; its operation is for the caller to fill in.
   const MatmulGroup* product_to_follow(int rows);
   MatmulFollow& follow_product(Follow kind, int parts);
   // outputs_beside returns the one of the two buffers that the product does not read, and marks it as written. False
