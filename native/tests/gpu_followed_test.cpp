@@ -1,4 +1,4 @@
-// Launches that also run the operation after them (gpu/matmul/matmul_follow.h, gpu/delta/delta_follow.h): a model's
+// Launches that also run the operation after them (gpu/follow/matmul_follow.h, gpu/delta/delta_follow.h): a model's
 // steps have the bits of the separate launches, and as many nodes as the layers should have.
 #include <memory>
 #include <string>

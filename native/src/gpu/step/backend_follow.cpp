@@ -1,4 +1,4 @@
-// Operations that become part of the launch of the product before them (gpu/matmul/matmul_follow.h).
+// Operations that become part of the launch of the product before them (gpu/follow/matmul_follow.h).
 #include <cstring>
 
 #include "gpu/matmul/matmul_layout.h"

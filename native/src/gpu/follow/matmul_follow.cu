@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "gpu/matmul/matmul_follow.h"
+#include "gpu/follow/matmul_follow.h"
 #include "gpu/matmul/matmul_jobs.h"
 #if !defined(TND_GPU_CUDA)
 #include "gpu/attention/heads_device.cuh"
