@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "gpu/matmul/matmul_layout.h"
+#include "gpu/step/backend_fill.h"
 #include "gpu/step/backend_gpu.h"
 
 namespace tnd::gpu {
@@ -49,11 +50,7 @@ bool GpuBackend::swiglu_after_product(const float* gate, const float* up, int ro
   MatmulFollow& follow = follow_product(Follow::kSwiglu, supers);
   follow.units[0] = follow.units[1] = {.part = 0, .period = 16, .counted = 16};
   SwigluArgs& args = follow.swiglu;
-  args.gate = gate;
-  args.up = up;
-  args.stride = dim;
-  args.rows = rows;
-  args.dim = static_cast<int>(dim);
+  fill_swiglu(args, gate, up, rows, dim);
   args.acts = acts;
   args.forms = forms;
   return true;
@@ -71,12 +68,7 @@ bool GpuBackend::norm_after_product(const float* x, const float* w, float eps, i
   const int32_t units = static_cast<int32_t>(dim / 16);
   follow.units[0] = {.part = 0, .period = units, .counted = units};
   NormArgs& args = follow.norm;
-  args.x = x;
-  args.x_stride = dim;
-  args.w = w;
-  args.eps = eps;
-  args.rows = rows;
-  args.dim = static_cast<int>(dim);
+  fill_norm(args, x, w, eps, rows, dim);
   args.acts = acts;
   args.forms = forms;
   return true;

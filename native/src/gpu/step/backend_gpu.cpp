@@ -12,6 +12,7 @@
 #include "gpu/norm/norm.h"
 #include "gpu/norm/swiglu.h"
 #include "gpu/runtime/memory.h"
+#include "gpu/step/backend_fill.h"
 
 namespace tnd::gpu {
 namespace {
@@ -316,19 +317,6 @@ void GpuBackend::embed(const Matrix& table, std::span<const int32_t> tokens, flo
   args.y_stride = table.k;
 }
 
-namespace {
-
-void fill_norm(NormArgs& args, const float* x, const float* w, float eps, int rows, int64_t dim) {
-  args.x = x;
-  args.x_stride = dim;
-  args.w = w;
-  args.eps = eps;
-  args.rows = rows;
-  args.dim = static_cast<int>(dim);
-}
-
-}  // namespace
-
 void GpuBackend::norm(const float* x, const float* w, float eps, int rows, int64_t dim, InputForms forms, Acts* out) {
   if (norm_after_product(x, w, eps, row_room(rows), dim, forms, out)) return;
   const Rows r = bucketed(rows);
@@ -447,12 +435,8 @@ void GpuBackend::swiglu(const float* gate, const float* up, int rows, int64_t di
   const Rows r = bucketed(rows);
   for (const Part& part : outputs(out, r.most)) {
     SwigluArgs& args = recorder_.add(launch_swiglu);
-    args.gate = gate + part.first * dim;
-    args.up = up + part.first * dim;
-    args.stride = dim;
-    args.rows = part.rows;
+    fill_swiglu(args, gate + part.first * dim, up + part.first * dim, part.rows, dim);
     args.live = r.live;
-    args.dim = static_cast<int>(dim);
     args.acts = part.acts;
     args.forms = forms;
   }
@@ -518,7 +502,7 @@ void GpuBackend::delta_mixer(const DeltaLayer& w, int layer, std::span<const Del
   DeltaArgs* const conv = conv_after_product(w.shape, io, r.most);
   fill(conv != nullptr ? *conv : recorder_.add(launch_delta_conv), 0, delta_groups_.size());
   const Parts to = outputs(out, r.most);
-  const auto fill_norm = [&](GatedNormArgs& norm, const Part& part) {
+  const auto fill_gated = [&](GatedNormArgs& norm, const Part& part) {
     const int64_t width = w.shape.value_dim();
     norm.o = norm.y = rows_ + part.first * width;
     norm.w = w.norm;
@@ -544,7 +528,7 @@ void GpuBackend::delta_mixer(const DeltaLayer& w, int layer, std::span<const Del
     FollowedDelta& args =
         recorder_.add(rule == launch_delta_columns ? launch_followed_columns : launch_followed_slices);
     fill(args.delta, first, count);
-    fill_norm(args.norm, to.part[0]);
+    fill_gated(args.norm, to.part[0]);
     args.arrivals = arrivals_;
   }
   if (followed) return;
@@ -569,7 +553,7 @@ void GpuBackend::delta_mixer(const DeltaLayer& w, int layer, std::span<const Del
       args.shared_per_block = info_.shared_per_block;
     }
   }
-  for (const Part& part : to) fill_norm(recorder_.add(launch_gated_norm), part);
+  for (const Part& part : to) fill_gated(recorder_.add(launch_gated_norm), part);
 }
 
 // Lists are as long as the longest path, so that commits of any length are one graph.
