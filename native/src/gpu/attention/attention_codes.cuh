@@ -475,11 +475,8 @@ bool launch_codes(Stream& stream, FlashArgs f) {
   const AttentionArgs& a = f.a;
   constexpr int kBytes = S::kCopies + 2 * (CodeTile<KEYS, DIM>::kBytes + CodeTile<VALUES, DIM>::kBytes);
   if (kBytes > a.shared_per_block) return false;
-  const int g = f.group.by;
   f.block_queries = S::kQueries;
-  f.bulk_blocks = (a.bulk_rows * g + S::kQueries - 1) / S::kQueries;
-  f.tail_blocks = (a.tail_rows * g + S::kQueries - 1) / S::kQueries;
-  const int items = a.kv.heads * (a.n_bulk * f.bulk_parts * f.bulk_blocks + a.n_tail * f.tail_blocks);
+  const int items = a.kv.heads * cut_queries(f, S::kQueries, f.bulk_parts);
   launch(stream,
          {.grid = {static_cast<unsigned>(items)},
           .block = {S::kThreads},

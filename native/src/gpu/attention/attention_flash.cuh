@@ -630,16 +630,22 @@ __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(F
 
 // ---- host
 
+// Cuts the queries of tiles of rows into blocks of at most `queries`. Returns the items of a key/value head, a block
+// and one of `parts` parts of the keys before the tail, or the tail, each.
+inline int cut_queries(FlashArgs& f, int queries, int parts) {
+  const auto blocks = [&](int rows) { return (rows * f.group.by + queries - 1) / queries; };
+  f.bulk_blocks = blocks(f.a.bulk_rows);
+  f.tail_blocks = blocks(f.a.tail_rows);
+  return f.a.n_bulk * parts * f.bulk_blocks + f.a.n_tail * f.tail_blocks;
+}
+
 template <class Unit, int DIM, int WM, int MT, int STAGES, bool BLOCKS>
 void launch_flash(Stream& stream, FlashArgs f) {
   using S = FlashShape<Unit, DIM, WM, MT, STAGES, BLOCKS>;
   const AttentionArgs& a = f.a;
-  const int g = a.q_heads / a.kv.heads;
   f.block_queries = S::kQueries;
   f.spread = S::kHeld;
-  f.bulk_blocks = (a.bulk_rows * g + S::kQueries - 1) / S::kQueries;
-  f.tail_blocks = (a.tail_rows * g + S::kQueries - 1) / S::kQueries;
-  const int items = a.kv.heads * (a.n_bulk * f.bulk_parts * f.bulk_blocks + a.n_tail * f.tail_blocks);
+  const int items = a.kv.heads * cut_queries(f, S::kQueries, f.bulk_parts);
   launch(stream,
          {.grid = {static_cast<unsigned>(items)},
           .block = {S::kThreads},

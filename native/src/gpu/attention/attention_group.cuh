@@ -382,9 +382,7 @@ bool launch_group_units(Stream& stream, FlashArgs f) {
   const AttentionArgs& a = f.a;
   const unsigned bytes = S::shared_bytes(a.kv);
   if (bytes > static_cast<unsigned>(a.shared_per_block)) return false;
-  f.bulk_blocks = (a.bulk_rows * f.group.by + S::kQueries - 1) / S::kQueries;
-  f.tail_blocks = (a.tail_rows * f.group.by + S::kQueries - 1) / S::kQueries;
-  const int units = a.kv.heads * (a.n_bulk * f.bulk_blocks * kParts + a.n_tail * f.tail_blocks);
+  const int units = a.kv.heads * cut_queries(f, S::kQueries, kParts);
   int blocks = std::min(a.processors, units);
   if (!SPLIT) {
     launch_attention_begin(stream, f.handed, a.rows * a.q_heads + 1);

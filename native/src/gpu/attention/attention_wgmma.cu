@@ -267,11 +267,9 @@ template <int DIM>
 void launch_dim(Stream& stream, FlashArgs f) {
   const AttentionArgs& a = f.a;
   constexpr int kQueries = 16 * kWarps;  // most of a block
-  f.bulk_blocks = (a.bulk_rows * f.group.by + kQueries - 1) / kQueries;
-  f.tail_blocks = (a.tail_rows * f.group.by + kQueries - 1) / kQueries;
+  const int items = cut_queries(f, kQueries, f.bulk_parts);
   f.bulk_divisor = Divisor(f.bulk_blocks);
   f.tail_divisor = Divisor(f.tail_blocks);
-  const int items = a.n_bulk * f.bulk_parts * f.bulk_blocks + a.n_tail * f.tail_blocks;
   launch(stream,
          {.grid = {static_cast<unsigned>(a.kv.heads), static_cast<unsigned>(items)},
           .block = {kThreads},

@@ -310,7 +310,6 @@ __global__ void __launch_bounds__(kWideThreads, 2) attention_wide_kernel(FlashAr
 template <int DIM, bool BLOCKS>
 bool launch_wide_dim(Stream& stream, FlashArgs f) {
   const AttentionArgs& a = f.a;
-  const int g = a.q_heads / a.kv.heads;
   unsigned bytes = 0;
   for (const int queries : kWideQueries) {
     f.block_queries = queries;
@@ -319,9 +318,7 @@ bool launch_wide_dim(Stream& stream, FlashArgs f) {
   }
   if (bytes > static_cast<unsigned>(a.shared_per_block)) return false;
   f.spread = true;
-  f.bulk_blocks = (a.bulk_rows * g + f.block_queries - 1) / f.block_queries;
-  f.tail_blocks = (a.tail_rows * g + f.block_queries - 1) / f.block_queries;
-  const int items = a.kv.heads * (a.n_bulk * f.bulk_parts * f.bulk_blocks + a.n_tail * f.tail_blocks);
+  const int items = a.kv.heads * cut_queries(f, f.block_queries, f.bulk_parts);
   launch(stream,
          {.grid = {static_cast<unsigned>(items)},
           .block = {kWideThreads},
